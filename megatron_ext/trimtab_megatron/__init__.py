@@ -1,0 +1,1 @@
+"""The ranks: Megatron-core training that times its own pipeline stages."""

@@ -1,0 +1,1 @@
+"""The Slurm side: hooks, devices, sampler, the profile format, the Slurm client."""

@@ -1,0 +1,56 @@
+"""What the wrapper and the ranks tell each other: the job, and the messages of a run.
+
+Dataclasses and their JSON only: this is the one module of the wrapper that the ranks import.
+"""
+
+from trimtab.protocol.job import (
+    Balance,
+    Batch,
+    Data,
+    Job,
+    JobError,
+    Model,
+    Parallel,
+    Requeue,
+    Shape,
+    Train,
+    job_from_dict,
+    job_from_json,
+    job_to_json,
+)
+from trimtab.protocol.messages import (
+    Done,
+    Failed,
+    Hello,
+    Message,
+    Notice,
+    Order,
+    StepReport,
+    decode,
+    encode,
+)
+
+__all__ = [
+    "Balance",
+    "Batch",
+    "Data",
+    "Done",
+    "Failed",
+    "Hello",
+    "Job",
+    "JobError",
+    "Message",
+    "Model",
+    "Notice",
+    "Order",
+    "Parallel",
+    "Requeue",
+    "Shape",
+    "StepReport",
+    "Train",
+    "decode",
+    "encode",
+    "job_from_dict",
+    "job_from_json",
+    "job_to_json",
+]
