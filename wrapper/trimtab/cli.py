@@ -1,0 +1,9 @@
+"""The `trimtab` command line. Thin: parse, call, print; what a command needs is imported when it runs."""
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="trimtab")
+def main() -> None:
+    """Keep a Megatron pipeline level under Slurm."""
