@@ -102,9 +102,7 @@ class Order:
 
 Message = Hello | StepReport | Notice | Failed | Done | Order
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, StepReport, Notice, Failed, Done, Order)
-}
+_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Hello, StepReport, Notice, Failed, Done, Order)}
 
 
 def encode(message: Message) -> bytes:

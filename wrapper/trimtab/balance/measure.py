@@ -1,0 +1,110 @@
+"""From the ranks' step reports to the compute of each stage, and how far apart the stages are."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from trimtab.protocol import Hello, StepReport
+
+
+@dataclass(frozen=True)
+class StageStep:
+    """One stage of one replica in one step."""
+
+    step: int
+    replica: int
+    stage: int
+    forward_seconds: float
+    backward_seconds: float
+    tokens: int
+    peak_memory_bytes: int
+
+    @property
+    def compute_seconds(self) -> float:
+        """Forward and backward compute together."""
+        return self.forward_seconds + self.backward_seconds
+
+
+@dataclass(frozen=True)
+class Step:
+    """One optimizer step, over all ranks."""
+
+    step: int
+    time_seconds: float
+    duration_seconds: float
+    tokens: int
+    loss: float | None
+    gradient_norm: float | None
+    learning_rate: float | None
+    consumed_samples: int | None
+    stages: tuple[StageStep, ...]
+
+
+def assemble(reports: Sequence[StepReport], ranks: Mapping[int, Hello]) -> Step:
+    """One step from its ranks' reports (of one step, at least one).
+
+    A stage is as slow as the slowest of its tensor-parallel ranks, and needs the memory of the largest; a step is
+    as long as its longest rank. Tokens count once for each replica.
+    """
+    by_stage: dict[tuple[int, int], list[StepReport]] = defaultdict(list)
+    for report in reports:
+        place = ranks[report.rank]
+        by_stage[place.data_rank, place.pipeline_rank].append(report)
+    stages = []
+    for (replica, stage), peers in sorted(by_stage.items()):
+        slowest = max(peers, key=lambda peer: peer.forward_seconds + peer.backward_seconds)
+        stages.append(
+            StageStep(
+                step=slowest.step,
+                replica=replica,
+                stage=stage,
+                forward_seconds=slowest.forward_seconds,
+                backward_seconds=slowest.backward_seconds,
+                tokens=slowest.tokens,
+                peak_memory_bytes=max(peer.peak_memory_bytes for peer in peers),
+            )
+        )
+    spokesman = next((report for report in reports if report.loss is not None), reports[0])
+    return Step(
+        step=spokesman.step,
+        time_seconds=max(report.time_seconds for report in reports),
+        duration_seconds=max(report.duration_seconds for report in reports),
+        tokens=sum({stage.replica: stage.tokens for stage in stages}.values()),
+        loss=spokesman.loss,
+        gradient_norm=spokesman.gradient_norm,
+        learning_rate=spokesman.learning_rate,
+        consumed_samples=spokesman.consumed_samples,
+        stages=tuple(stages),
+    )
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """How far the slowest stage is from the median one."""
+
+    ratio: float
+    """Slowest stage over median stage - 1."""
+    replica: int
+    stage: int
+    """The slowest."""
+
+
+def imbalance_ratio(seconds: Sequence[float]) -> float:
+    """Slowest stage over median stage - 1, from the compute of each stage (at least one, positive)."""
+    return max(seconds) / median(seconds) - 1
+
+
+def imbalance(stages: Iterable[StageStep]) -> Imbalance | None:
+    """The imbalance over a window of steps: each stage counts with its median over the window.
+
+    None with fewer than two stages, or where no compute was measured: nothing can be apart.
+    """
+    seconds: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for stage in stages:
+        seconds[stage.replica, stage.stage].append(stage.compute_seconds)
+    typical = {place: median(values) for place, values in seconds.items()}
+    if len(typical) < 2 or median(typical.values()) <= 0:
+        return None
+    replica, stage_rank = max(typical, key=lambda place: typical[place])
+    return Imbalance(imbalance_ratio(list(typical.values())), replica, stage_rank)
