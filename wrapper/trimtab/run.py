@@ -38,9 +38,9 @@ def prepare(job: Job, ranks_per_node: int | None) -> Plan:
     """Check the job against allocation and machine. Raises JobError or LaunchError; nothing is started before it."""
     allocated = launch.allocation(os.environ, ranks_per_node)
     job.shape(allocated.world_size)
-    for module, extra in (("torch", "train"), ("megatron", "train"), ("trimtab_megatron", "train")):
+    for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
-            raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[{extra}]'")
+            raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[train]'")
     address = CommandLineClient().node_address(allocated.nodes[0])
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
     return Plan(_with_paths(job, allocated), allocated, address, port)

@@ -6,6 +6,7 @@ number of ranks that an allocation has.
 
 import difflib
 import json
+import math
 import re
 import types
 import typing
@@ -387,6 +388,8 @@ def _typed(key: str, value: object, expected: type) -> object:
     if type(value) is not expected:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
         raise JobError(key, value, f"must be {names[expected]}, not {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise JobError(key, value, "must be a finite number")
     return value
 
 

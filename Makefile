@@ -1,0 +1,53 @@
+# The commands of the README. Everything they install goes into $(VENV) (Python) or through apt (Slurm, Chromium).
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO := .demo
+OTHER_PYTHON ?= python3.12
+OTHER_VENV ?= .venv-mcore
+
+.PHONY: help setup demo test lint test-mcore clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo        train on a real Slurm on this machine, and report"
+	@echo "make test        run every test"
+	@echo "make lint        ruff and mypy"
+	@echo "make test-mcore  run the ranks' tests on the Megatron-core of OTHER_PYTHON=$(OTHER_PYTHON)"
+	@echo "make clean       remove what these commands made in this directory"
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt apt-packages.txt
+	./apt-install venv sandbox
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[train,report]"
+	touch $@
+
+$(VENV)/.ready-test: $(VENV)/.ready
+	./apt-install browser
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --group test --group lint
+	touch $@
+
+demo: $(VENV)/.ready
+	@mkdir -p $(DEMO)
+	@cd $(DEMO) && ../$(VENV)/bin/trimtab sandbox run --profiles profiles -- ../$(VENV)/bin/trimtab submit \
+		../examples/demo/job.toml --template cpu-demo --nodes 2 --gpus-per-node 2 --time 0:15:00 --follow
+
+test: $(VENV)/.ready-test
+	$(VENV)/bin/python -m pytest
+
+lint: $(VENV)/.ready-test
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+
+test-mcore:
+	$(OTHER_PYTHON) -m venv $(OTHER_VENV)
+	$(OTHER_VENV)/bin/pip install --quiet --upgrade "pip>=25.1"
+	$(OTHER_VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[train]" --group test
+	$(OTHER_VENV)/bin/python -m pytest tests/megatron_ext
+
+clean:
+	rm -rf $(VENV) $(OTHER_VENV) $(DEMO) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

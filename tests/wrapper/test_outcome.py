@@ -1,0 +1,77 @@
+import signal
+
+from trimtab.outcome import ExitCode, Roll
+from trimtab.protocol import Done, Failed, Hello, StepReport
+
+
+def roll_of(world_size, *, steps=10):
+    roll = Roll(world_size, steps)
+    for rank in range(world_size):
+        roll.hear(rank, Hello("", rank, f"n{rank}", 0, 100 + rank, 0, rank, 0, (), 1, ""))
+        roll.hear(rank, StepReport(rank, 4, 0.0, 1.0, 0.3, 0.6, 8, 100, 0))
+    return roll
+
+
+def finish(roll, step):
+    for rank in range(roll.world_size):
+        roll.hear(rank, Done(rank, step))
+        roll.lose(rank)
+
+
+def test_trained_to_the_end():
+    roll = roll_of(2)
+    finish(roll, 10)
+    assert roll.outcome(0, None).exit_code == ExitCode.TRAINED
+    assert roll.outcome(0, None).sentence == "trained to step 10"
+
+
+def test_stopped_and_saved_asks_to_be_requeued():
+    roll = roll_of(2)
+    finish(roll, 6)
+    outcome = roll.outcome(0, signal.SIGUSR1)
+    assert (outcome.exit_code, outcome.sentence) == (75, "stopped by SIGUSR1 at step 6 of 10")
+
+
+def test_the_killed_rank_is_named_though_its_peers_spoke_first():
+    roll = roll_of(4)
+    roll.hear(1, Failed(1, 4, "Connection closed by peer", peer_lost=True))
+    roll.lose(2)
+    roll.lose(0)
+    outcome = roll.outcome(137, None)
+    assert outcome.exit_code == 3
+    assert outcome.sentence == (
+        "rank 2 (node n2, stage 2, pid 102) vanished after step 4: it was killed, or its node failed"
+    )
+
+
+def test_the_first_error_of_its_own_is_the_cause():
+    roll = roll_of(3)
+    roll.hear(1, Failed(1, 5, "ValueError: bad sample", peer_lost=False))
+    roll.lose(1)
+    roll.hear(0, Failed(0, 5, "Connection closed by peer", peer_lost=True))
+    roll.lose(2)  # srun ended it
+    assert roll.outcome(1, None).sentence == "rank 1 (node n1, stage 1, pid 101) failed: ValueError: bad sample"
+
+
+def test_when_all_only_lost_their_peers_the_first_is_named():
+    roll = roll_of(2)
+    for rank in (1, 0):
+        roll.hear(rank, Failed(rank, 5, "Connection closed by peer", peer_lost=True))
+    assert roll.outcome(1, None).sentence.startswith("rank 1 ")
+
+
+def test_a_signal_that_left_no_time_to_save():
+    roll = roll_of(2)
+    assert roll.outcome(143, signal.SIGTERM).exit_code == 128 + 15
+
+
+def test_a_rank_that_fails_while_stopping_is_still_a_failure():
+    roll = roll_of(2)
+    roll.hear(0, Failed(0, 5, "OSError: disk full", peer_lost=False))
+    assert roll.outcome(1, signal.SIGUSR1).exit_code == 3
+
+
+def test_srun_that_starts_nothing():
+    outcome = Roll(2, 10).outcome(1, None)
+    assert outcome.exit_code == 4
+    assert "before any rank reported" in outcome.sentence
