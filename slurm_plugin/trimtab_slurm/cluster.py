@@ -4,11 +4,12 @@
 a timeout, never a shell; whatever goes wrong becomes a SlurmError with Slurm's own words.
 """
 
+import importlib.util
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,9 +19,9 @@ TIMEOUT_SECONDS = 60.0
 """A busy controller answers within its MessageTimeout, 10 s by default; Slurm's commands try a few times."""
 
 _UNKNOWN_JOB = "Invalid job id"
-_ENDED = frozenset(
-    "BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED LAUNCH_FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED RECONFIG_FAIL "
-    "REVOKED TIMEOUT".split()
+_ENDED = (
+    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
+    *("PREEMPTED", "RECONFIG_FAIL", "REVOKED", "TIMEOUT"),
 )
 
 
@@ -79,43 +80,51 @@ class SlurmClient(Protocol):
         """The address at which other nodes reach this one."""
 
     def node_states(self) -> dict[str, str]:
-        """Node -> state as Slurm spells it: IDLE, ALLOCATED, MIXED, DOWN+DRAIN, ..."""
+        """Node -> state as Slurm spells it: IDLE, MIXED, IDLE+DRAIN, DOWN*, ... (*: it does not respond)."""
 
     def version(self) -> str:
         """The version of Slurm, such as "22.05.8"."""
 
 
 class CommandLineClient:
-    """The client that runs sbatch, scontrol and scancel."""
+    """The client that runs sbatch, scontrol and scancel, in this process's environment or another."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
 
     def submit(self, script: str, arguments: Sequence[str] = (), *, test_only: bool = False) -> int:
         if test_only:
-            answer = _run(["sbatch", "--test-only", *arguments], script)
+            answer = self._run(["sbatch", "--test-only", *arguments], script)
             return _number(r"Job (\d+) to start", answer.stderr, "sbatch --test-only")
-        answer = _run(["sbatch", "--parsable", *arguments], script)
+        answer = self._run(["sbatch", "--parsable", *arguments], script)
         return _number(r"\s*(\d+)", answer.stdout, "sbatch")
 
     def job(self, job_id: int) -> JobState | None:
         try:
-            return parse_job(_run(["scontrol", "show", "job", "-o", str(job_id)]).stdout, job_id)
+            return parse_job(self._run(["scontrol", "show", "job", "-o", str(job_id)]).stdout, job_id)
         except SlurmError as error:
             if _UNKNOWN_JOB in str(error):
                 return None
             raise
 
     def cancel(self, job_id: int) -> None:
-        _run(["scancel", str(job_id)])
+        self._run(["scancel", str(job_id)])
 
     def node_address(self, node: str) -> str:
-        answer = _run(["scontrol", "show", "node", "-o", node]).stdout
+        answer = self._run(["scontrol", "show", "node", "-o", node]).stdout
         return _field("NodeAddr", answer) or node
 
     def node_states(self) -> dict[str, str]:
-        return parse_node_states(_run(["scontrol", "show", "node", "-o"]).stdout)
+        return parse_node_states(self._run(["scontrol", "show", "node", "-o"]).stdout)
 
     def version(self) -> str:
-        answer = _run(["scontrol", "--version"]).stdout.split()
+        answer = self._run(["scontrol", "--version"]).stdout.split()
         return answer[-1] if answer else ""
+
+    def _run(self, command: Sequence[str], script: str | None = None) -> subprocess.CompletedProcess[str]:
+        environment = os.environ if self._environment is None else self._environment
+        # Times as seconds: local ones are ambiguous.
+        return _run(command, script, {**environment, "SLURM_TIME_FORMAT": "%s"})
 
 
 class PyslurmClient(CommandLineClient):
@@ -125,6 +134,7 @@ class PyslurmClient(CommandLineClient):
     """
 
     def __init__(self) -> None:
+        super().__init__()
         import pyslurm  # late: without a usable slurm.conf the import ends the process
 
         self._pyslurm = pyslurm
@@ -179,7 +189,7 @@ def parse_job(text: str, job_id: int) -> JobState | None:
 def parse_node_states(text: str) -> dict[str, str]:
     """Node -> state, from the output of `scontrol show node -o`."""
     lines = [line for line in text.splitlines() if line.startswith("NodeName=")]
-    return {_field("NodeName", line): _field("State", line).rstrip("*") for line in lines}
+    return {_field("NodeName", line): _field("State", line) for line in lines}
 
 
 def _ending(code: int, number: int) -> dict[str, int]:
@@ -223,7 +233,9 @@ def _from_pyslurm(job: Any) -> JobState:
 
 def _pyslurm_version() -> str:
     """The version of pyslurm here, asked in a process of its own; empty when there is none that can be imported."""
-    probe = [sys.executable, "-c", "import pyslurm; print(pyslurm.__version__)"]
+    if importlib.util.find_spec("pyslurm") is None:
+        return ""
+    probe = [sys.executable, "-P", "-c", "import pyslurm; print(pyslurm.__version__)"]
     try:
         return _run(probe).stdout.strip()
     except SlurmError:
@@ -234,8 +246,9 @@ def _major_minor(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def _run(command: Sequence[str], script: str | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "SLURM_TIME_FORMAT": "%s"}  # times as seconds: local ones are ambiguous
+def _run(
+    command: Sequence[str], script: str | None = None, environment: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     feed: dict[str, Any] = {"stdin": subprocess.DEVNULL} if script is None else {"input": script}
     try:
         answer = subprocess.run(

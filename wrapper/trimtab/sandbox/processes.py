@@ -1,0 +1,100 @@
+"""Processes by identity: a process id and its start time name one process, and no later one with the same id.
+
+Signals go through a pidfd, so that a process that ends meanwhile is never mistaken for its successor.
+"""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of this machine, since it was last started."""
+
+    name: str
+    pid: int
+    start_ticks: int
+    """When it began, in clock ticks since the machine did."""
+    boot_id: str
+
+
+def identify(name: str, pid: int) -> Process | None:
+    """The process that has this id now; None when there is none, or only its zombie."""
+    try:
+        # The command's name, in brackets, may hold anything: what follows the last bracket is regular.
+        fields = (_PROC / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    if fields[0] in "ZX":
+        return None
+    return Process(name, pid, int(fields[19]), (_PROC / "sys/kernel/random/boot_id").read_text().strip())
+
+
+def alive(process: Process) -> bool:
+    """Whether this very process still runs."""
+    return identify(process.name, process.pid) == process
+
+
+def stop(processes: Iterable[Process], grace_seconds: float) -> None:
+    """End processes: SIGTERM to all, and SIGKILL to those that have not ended after `grace_seconds`."""
+    handles: dict[int, Process] = {}
+    try:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                handle = os.pidfd_open(process.pid)
+                handles[handle] = process
+        # Looked at after it was opened: what is open now is what is killed.
+        targets = {handle for handle, process in handles.items() if alive(process)}
+        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 5.0)):
+            for handle in targets:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, number)
+            targets = _wait(targets, seconds)
+            if not targets:
+                return
+    finally:
+        for handle, process in handles.items():
+            os.close(handle)
+            with suppress(ChildProcessError):
+                os.waitpid(process.pid, os.WNOHANG)  # no zombie, where it was a child of this process
+
+
+def on_nodes(slurm_conf: Path) -> list[Process]:
+    """What still runs on the nodes of the cluster with this slurm.conf: job processes, their keepers, the hooks'.
+
+    They are told by their environment: slurmd gives it to whatever it starts. A shell that merely uses the cluster has
+    no SLURMD_NODENAME.
+    """
+    wanted = b"SLURM_CONF=" + bytes(slurm_conf)
+    found = []
+    for directory in _PROC.iterdir():
+        if not directory.name.isdigit():
+            continue
+        process = identify("job process", int(directory.name))
+        try:
+            variables = (directory / "environ").read_bytes().split(b"\0")
+            keeper = (directory / "comm").read_bytes() == b"slurmstepd\n"
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue
+        on_node = keeper or any(variable.startswith(b"SLURMD_NODENAME=") for variable in variables)
+        if process and on_node and wanted in variables and process.pid != os.getpid():
+            found.append(process)
+    return found
+
+
+def _wait(handles: set[int], seconds: float) -> set[int]:
+    """Wait until the processes behind these pidfds have ended; those that have not, in the end."""
+    deadline = time.monotonic() + seconds
+    waiting = set(handles)
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        ended, _, _ = select.select(list(waiting), [], [], left)
+        waiting -= set(ended)
+    return waiting
