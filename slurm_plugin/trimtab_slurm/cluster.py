@@ -47,7 +47,7 @@ class JobState:
     batch_node: str
     """Where the batch script runs; empty before the job has started."""
     start_seconds: float | None
-    """UTC, seconds since 1970, of the current attempt; None when not even expected yet."""
+    """UTC, seconds since 1970, of the current attempt; None before it has started."""
     restart_count: int
     stdout: str
     """Path of the job's output; empty when it has none (srun)."""
@@ -74,7 +74,7 @@ class SlurmClient(Protocol):
         """The state of a job; None when Slurm does not know it (any more)."""
 
     def cancel(self, job_id: int) -> None:
-        """End a job as scancel does: SIGTERM, then SIGKILL after the site's KillWait."""
+        """End a job as scancel does: SIGTERM, then SIGKILL after the site's KillWait. One that is gone is no error."""
 
     def node_address(self, node: str) -> str:
         """The address at which other nodes reach this one."""
@@ -108,7 +108,11 @@ class CommandLineClient:
             raise
 
     def cancel(self, job_id: int) -> None:
-        self._run(["scancel", str(job_id)])
+        try:
+            self._run(["scancel", "--quiet", str(job_id)])
+        except SlurmError as error:  # for a job that is gone, some releases answer 0, and some do not
+            if _UNKNOWN_JOB not in str(error):
+                raise
 
     def node_address(self, node: str) -> str:
         answer = self._run(["scontrol", "show", "node", "-o", node]).stdout
@@ -170,15 +174,15 @@ def parse_job(text: str, job_id: int) -> JobState | None:
     # The job's name is the one free text before what is read here; without it, the first match is the right one.
     line = re.sub(r" JobName=.*? UserId=", " UserId=", line, count=1)
     code, _, number = _field("ExitCode", line).partition(":")
-    start = _field("StartTime", line)
+    start, nodes = _field("StartTime", line), expand_nodes(_field("NodeList", line))
     return JobState(
         job_id=_number(r"JobId=(\d+)", line, "scontrol show job"),
         state=_field("JobState", line),
         reason=_field("Reason", line),
         **_ending(int(code or 0), int(number or 0)),
-        nodes=expand_nodes(_field("NodeList", line)),
+        nodes=nodes,
         batch_node=_field("BatchHost", line),
-        start_seconds=float(start) if start.isdigit() else None,
+        start_seconds=float(start) if nodes and start.isdigit() else None,  # before, Slurm gives an estimate
         restart_count=int(_field("Restarts", line) or 0),
         stdout=_path("StdOut", line),
         working_directory=_path("WorkDir", line),
@@ -203,8 +207,8 @@ def _field(key: str, line: str) -> str:
 
 
 def _path(key: str, line: str) -> str:
-    """The value of a key whose values may hold spaces: up to the next key, or the end."""
-    match = re.search(rf" {key}=(.*?)(?= +[A-Z]\w*=|\s*$)", line)
+    """The value of a key whose values may hold spaces: up to one of the keys that can come next, or the end."""
+    match = re.search(rf" {key}=(.*?)(?= +(?:\w*Comment|Std\w+|Power|Mail\w+|\w+PerTres|Tres\w+)=|\s*$)", line)
     return "" if match is None or match[1] == "(null)" else match[1]
 
 
@@ -216,14 +220,15 @@ def _number(pattern: str, text: str, command: str) -> int:
 
 
 def _from_pyslurm(job: Any) -> JobState:
+    nodes = expand_nodes(job.allocated_nodes or "")
     return JobState(
         job_id=int(job.id),
         state=job.state,
         reason=job.state_reason or "None",
         **_ending(job.exit_code or 0, job.exit_code_signal or 0),
-        nodes=expand_nodes(job.allocated_nodes or ""),
+        nodes=nodes,
         batch_node=job.batch_host or "",
-        start_seconds=None if job.start_time is None else float(job.start_time),
+        start_seconds=float(job.start_time) if nodes and job.start_time else None,
         restart_count=job.requeue_count,
         stdout=job.standard_output or "",
         working_directory=job.working_directory or "",

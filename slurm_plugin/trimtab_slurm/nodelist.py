@@ -1,6 +1,7 @@
 """Slurm's short form of node names, `n[1-4,07],gpu01`, taken apart. Standard library only: the hooks use it too."""
 
 import itertools
+import math
 import re
 
 MOST_NODES = 1 << 16
@@ -21,9 +22,9 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
         if not pieces or "".join(pieces) != item:
             raise _faulty(nodelist)
         choices = [_numbers(piece[1:-1], nodelist) if piece[0] == "[" else [piece] for piece in pieces]
-        names += ["".join(parts) for parts in itertools.product(*choices)]
-        if len(names) > MOST_NODES:
+        if len(names) + math.prod(len(choice) for choice in choices) > MOST_NODES:
             raise _faulty(nodelist)
+        names += ["".join(parts) for parts in itertools.product(*choices)]
     return tuple(names)
 
 

@@ -6,6 +6,17 @@ down, `command` runs something in it.
 
 from trimtab.sandbox.command import run
 from trimtab.sandbox.config import SandboxError, Spec
-from trimtab.sandbox.lifecycle import Sandbox, default_directory, down, find, node_states, up
+from trimtab.sandbox.lifecycle import Sandbox, check_machine, default_directory, down, find, node_states, up
 
-__all__ = ["Sandbox", "SandboxError", "Spec", "default_directory", "down", "find", "node_states", "run", "up"]
+__all__ = [
+    "Sandbox",
+    "SandboxError",
+    "Spec",
+    "check_machine",
+    "default_directory",
+    "down",
+    "find",
+    "node_states",
+    "run",
+    "up",
+]

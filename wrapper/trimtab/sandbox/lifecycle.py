@@ -90,7 +90,7 @@ def up(directory: Path, spec: Spec) -> tuple[Sandbox, bool]:
     """
     directory = directory.absolute()
     Places(directory).check(spec)
-    _check_machine()
+    check_machine()
     with signals_raise(), _lock(directory, create=True):
         found = find(directory)
         if found and not found.lost:
@@ -257,7 +257,8 @@ def _ask(sandbox: Sandbox, command: Sequence[str]) -> str:
     return ""
 
 
-def _check_machine() -> None:
+def check_machine() -> None:
+    """Raises SandboxError, with what to install, where no sandbox can run."""
     missing = [name for name in BINARIES if not _find_binary(name)]
     still = "`trimtab report` and `trimtab submit --dry-run` work without it."
     if missing:
