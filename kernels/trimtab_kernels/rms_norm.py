@@ -6,6 +6,8 @@ Shape suffixes: h is the hidden size, ``...`` any leading sizes (Megatron's are 
 import torch
 from torch import Tensor
 
+from trimtab_kernels.dispatch import takes_triton
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """Normalize the last dimension of x by its root mean square, and scale it by the weight.
@@ -21,6 +23,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
             f"rms_norm: x {list(x.shape)} does not fit weight {list(weight.shape)}: "
             "the weight needs one dimension, as long as the last of x"
         )
+    if takes_triton("rms_norm", x, weight):
+        from trimtab_kernels import rms_norm_triton
+
+        y: Tensor = rms_norm_triton.rms_norm(x, weight, eps, zero_centered)[0]
+        return y
     return rms_norm_reference(x, weight, eps, zero_centered)
 
 
