@@ -1,0 +1,155 @@
+"""What the charts draw, in a bounded number of points however long or large the job was. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trimtab.report.stages import Floats, imbalance_by_step, stage_matrix
+from trimtab.report.summary import Summary
+from trimtab_slurm.profile import Profile, TrainingProfile
+
+MOST_CELLS = 150_000
+"""Of the heat map: some 5 characters each in the page."""
+MOST_BINS, FEWEST_BINS = 600, 60
+MOST_POINTS = 2_000
+"""Of one line."""
+MOST_POINTS_OF_A_CHART = 60_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a chart."""
+
+    name: str
+    x: tuple[float, ...]
+    y: tuple[float | None, ...]
+    """None: a gap."""
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """Mean utilization by device and time."""
+
+    labels: tuple[str, ...]
+    """One a device, top to bottom."""
+    time_seconds: tuple[float, ...]
+    """UTC, the centers of the bins."""
+    bin_seconds: float
+    ratios: tuple[tuple[float | None, ...], ...]
+    """[device][bin]; None: no sample in this bin."""
+
+
+def stage_lines(training: TrainingProfile) -> tuple[Line, ...]:
+    """Compute of each stage by step, in milliseconds; of a stage with several replicas, the slowest one's."""
+    matrix = stage_matrix(training)
+    lines = []
+    stages = sorted({stage for _, stage in matrix.places})
+    limit = min(MOST_POINTS, MOST_POINTS_OF_A_CHART // max(1, len(stages)))
+    for stage in stages:
+        columns = [column for column, place in enumerate(matrix.places) if place[1] == stage]
+        # fmax: a replica that has not reported does not hide the others; all missing is a gap.
+        slowest = np.fmax.reduce(matrix.compute_seconds[:, columns], axis=1)
+        lines.append(thinned(f"stage {stage}", matrix.steps, slowest * 1000, limit))
+    return tuple(lines)
+
+
+def loss_line(training: TrainingProfile) -> Line:
+    """Loss by step."""
+    return thinned("loss", training.steps["step"], np.asarray(training.steps["loss"], dtype=np.float64))
+
+
+def throughput_line(training: TrainingProfile) -> Line:
+    """Tokens per second by step."""
+    seconds = np.asarray(training.steps["duration_seconds"], dtype=np.float64)
+    tokens = np.asarray(training.steps["tokens"], dtype=np.float64)
+    rates = np.divide(tokens, seconds, out=np.full(len(seconds), np.nan), where=seconds > 0)
+    return thinned("tokens/s", training.steps["step"], rates)
+
+
+def imbalance_lines(training: TrainingProfile, window_steps: int) -> tuple[Line, ...]:
+    """The imbalance of each step, and that of the window which ends at each step, in percent."""
+    matrix = stage_matrix(training)
+    if len(matrix.places) < 2:
+        return ()
+    complete = matrix.compute_seconds[matrix.complete]
+    steps = matrix.steps[matrix.complete]
+    each = thinned("each step", steps, imbalance_by_step(complete) * 100)
+    # A window at every step costs window x places each: at the points drawn is enough.
+    ends = np.unique(np.linspace(0, len(steps) - 1, MOST_POINTS).astype(np.intp)) if len(steps) else ()
+    medians = [np.median(complete[max(0, end + 1 - window_steps) : end + 1], axis=0) for end in ends]
+    windows = imbalance_by_step(np.reshape(medians, (len(medians), len(matrix.places)))) * 100
+    return each, Line(f"last {window_steps} steps", tuple(steps[list(ends)].tolist()), _values(windows))
+
+
+def heat_map(profile: Profile, summary: Summary) -> HeatMap | None:
+    """Utilization of every device that has samples, in the summary's order; None where none has any."""
+    series = {
+        device.uuid: (
+            np.asarray(device.samples["time_seconds"], dtype=np.float64),
+            np.asarray(device.samples["utilization_ratio"], dtype=np.float64),
+        )
+        for node in profile.nodes
+        for device in node.devices
+        if "utilization_ratio" in device.samples and len(device.samples["time_seconds"])
+    }
+    devices = [device for device in summary.devices if device.uuid in series]
+    if not devices:
+        return None
+    first = min(float(series[device.uuid][0].min()) for device in devices)
+    last = max(float(series[device.uuid][0].max()) for device in devices)
+    period = min(node.sampler_period_seconds for node in profile.nodes)
+    wanted = int((last - first) / period) + 1
+    bins = max(1, min(wanted, max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // len(devices)))))
+    width = max((last - first) / bins, period)
+    rows = tuple(_values(_binned(*series[device.uuid], first, width, bins), 3) for device in devices)
+    labels = tuple(
+        f"{device.node} · " + (_ranks(device.ranks) if device.ranks else f"{device.kind} {device.index}")
+        for device in devices
+    )
+    centers = tuple(first + width * (index + 0.5) for index in range(bins))
+    return HeatMap(_distinct(labels), centers, width, rows)
+
+
+def thinned(name: str, x: npt.NDArray[np.generic], y: Floats, limit: int = MOST_POINTS) -> Line:
+    """At most `limit` points: of equal spans of steps, those with the smallest and the largest value."""
+    if len(y) <= limit:
+        return Line(name, tuple(x.tolist()), _values(y))
+    kept: set[int] = set()
+    for span in np.array_split(np.arange(len(y)), limit // 2):
+        values = y[span]
+        if np.isfinite(values).any():
+            kept |= {int(span[np.nanargmin(values)]), int(span[np.nanargmax(values)])}
+        else:
+            kept.add(int(span[0]))
+    chosen = sorted(kept)
+    return Line(name, tuple(x[chosen].tolist()), _values(y[chosen]))
+
+
+def _binned(time_seconds: Floats, values: Floats, first: float, width: float, bins: int) -> Floats:
+    known = np.isfinite(values)
+    places = np.clip(((time_seconds[known] - first) / width).astype(np.intp), 0, bins - 1)
+    counts = np.bincount(places, minlength=bins)
+    means = np.full(bins, np.nan)
+    np.divide(np.bincount(places, values[known], bins), counts, out=means, where=counts > 0)
+    return means
+
+
+def _values(figures: Floats, digits: int = 4) -> tuple[float | None, ...]:
+    """Rounded for the page; what is not finite is a gap."""
+    return tuple(round(value, digits) if np.isfinite(value) else None for value in figures.tolist())
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+
+
+def _distinct(labels: Sequence[str]) -> tuple[str, ...]:
+    """Equal labels would fall on one row of the chart."""
+    seen: dict[str, int] = {}
+    distinct = []
+    for label in labels:
+        seen[label] = seen.get(label, 0) + 1
+        distinct.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
+    return tuple(distinct)

@@ -1,0 +1,266 @@
+"""Summary -> tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TextIO, TypeVar
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.report.summary import Attempt, Device, Stage, Summary, Training
+from trimtab.report.wording import (
+    clock,
+    count,
+    data_size,
+    duration,
+    milliseconds,
+    moment,
+    percent,
+    plain,
+    plural,
+    real,
+)
+
+MOST_ROWS = 32
+"""Of a table; of longer ones the rows that matter are shown, and how many are left out is said."""
+PLAIN_WIDTH = 100
+"""Columns where the output is no terminal."""
+STATE_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow", "unknown": "bold yellow"}
+
+Item = TypeVar("Item", Stage, Device)
+
+
+def show(summary: Summary, output: TextIO) -> None:
+    """Print the report of one attempt."""
+    console = Console(file=output, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
+    for part in _parts(summary):
+        console.print(part)
+
+
+def _parts(summary: Summary) -> Iterator[RenderableType]:
+    yield from _headline(summary)
+    yield from _section("What to change", [_bullet(finding.text) for finding in summary.findings])
+    yield from _section("Warnings", [_bullet(warning, "yellow") for warning in summary.warnings])
+    training = summary.training
+    if training and training.stages:
+        yield from _section(_stages_title(training), [_stages(training)])
+    if training and training.shares:
+        yield from _section("Where the time of a step went", [_shares(training)])
+    if summary.devices:
+        yield from _section("Devices", [_devices(summary.devices)])
+    if summary.events:
+        yield from _section("Events", [_events(summary)])
+    if len(summary.attempts) > 1:
+        yield from _section("Attempts", [_attempts(summary.attempts, summary.start_seconds)])
+
+
+def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
+    if parts:
+        yield Text(f"\n{title}", style="bold")
+        yield from (Padding(part, (0, 0, 0, 2)) for part in parts)
+
+
+def _headline(summary: Summary) -> Iterator[RenderableType]:
+    outcome = summary.outcome
+    line = Text(f"Job {summary.job_id} ", style="bold")
+    line.append(f"{outcome.state}", style=STATE_STYLES.get(outcome.state, "bold"))
+    line.append(f": {plain(outcome.sentence)}")
+    if outcome.exit_code not in (None, 0, -1):
+        line.append(f" (exit code {outcome.exit_code})")
+    yield line
+    about = f"{plain(summary.user)} on {plain(summary.cluster)}, {moment(summary.start_seconds)} UTC"
+    restarts = f", restart {summary.restart_count}" if summary.restart_count else ""
+    yield Text(f"{about}{restarts}, for {duration(summary.duration_seconds)}", style="dim")
+    if summary.training:
+        yield Padding(_key_figures(summary.training), (1, 0, 0, 2))
+
+
+def _key_figures(training: Training) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    for name, value in key_figures(training):
+        table.add_row(name, value)
+    return table
+
+
+def key_figures(training: Training) -> Iterator[tuple[str, str]]:
+    """The figures that the report begins with: name, and value as text."""
+    yield "Shape", f"TP{training.tensor} x PP{training.pipeline} x DP{training.data}, {plural(training.ranks, 'rank')}"
+    steps = f"{training.measured_steps:,} (to step {training.last_step} of {training.planned_steps})"
+    yield "Steps", steps if training.measured_steps else f"0 of {training.planned_steps:,}"
+    if training.first_loss is not None:
+        at = f" at step {training.last_loss_step}" if training.last_loss_step != training.last_step else ""
+        yield "Loss", f"{real(training.first_loss)} -> {real(training.last_loss)}{at}"
+    if training.tokens_per_second is not None:
+        yield "Throughput", f"{count(training.tokens_per_second)} tokens/s (median), {count(training.tokens)} in all"
+        yield "Step time", f"{milliseconds(training.step_seconds)} ms (median)"
+    if imbalance := training.imbalance:
+        slowest = f"stage {imbalance.stage}"
+        slowest += f" of replica {imbalance.replica}" if training.data > 1 else ""
+        yield (
+            "Imbalance",
+            f"{percent(imbalance.ratio)}, {slowest} is the slowest (trigger {imbalance.trigger_ratio:.0%})",
+        )
+    if cost := training.cost:
+        yield (
+            "Its cost",
+            f"{duration(cost.imbalance_seconds)}, {cost.imbalance_device_hours:,.3g} device-hours "
+            f"({percent(cost.imbalance_ratio)} of the measured steps; an estimate)",
+        )
+
+
+def _stages_title(training: Training) -> str:
+    return f"Stages (milliseconds of compute a step, medians of the last {plural(training.window_steps, 'step')})"
+
+
+def _stages(training: Training) -> RenderableType:
+    table = _table()
+    replicas = training.data > 1
+    columns = [*(["replica"] if replicas else []), "stage", "forward", "backward", "compute"]
+    for column in [*columns, "rest of step", "memory"]:
+        table.add_column(column, justify="right")
+    table.add_column("layers", overflow="fold")
+    imbalance = training.imbalance
+    chosen = _chosen(training.stages, lambda stage: -(stage.compute_seconds or 0.0))
+    for stage in chosen:
+        slowest = (
+            imbalance and imbalance.triggered and (stage.replica, stage.stage) == (imbalance.replica, imbalance.stage)
+        )
+        table.add_row(
+            *([str(stage.replica)] if replicas else []),
+            str(stage.stage),
+            milliseconds(stage.forward_seconds),
+            milliseconds(stage.backward_seconds),
+            milliseconds(stage.compute_seconds),
+            percent(stage.not_computing_ratio),
+            data_size(stage.peak_memory_bytes),
+            plain(holds(stage)),
+            style="yellow" if slowest else "",
+        )
+    _left_out(table, len(training.stages) - len(chosen), "stages that compute less")
+    return table
+
+
+def holds(stage: Stage) -> str:
+    """What a stage holds: "4-7 + LM head"."""
+    parts = [stage.layers] if stage.layers else []
+    parts += ["embedding"] if stage.embedding else []
+    parts += ["LM head"] if stage.head else []
+    return " + ".join(parts) or "none"
+
+
+def _shares(training: Training) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right")
+    table.add_column()
+    for name, ratio in step_shares(training):
+        table.add_row(percent(ratio), name)
+    return table
+
+
+def step_shares(training: Training) -> tuple[tuple[str, float], ...]:
+    """The parts of a step's time that a report shows: what it is, and its share."""
+    if training.shares is None:
+        return ()
+    shares = training.shares
+    return (
+        ("compute", shares.compute_ratio),
+        ("imbalance", shares.imbalance_ratio),
+        ("filling and draining the pipeline", shares.fill_ratio),
+        ("communication, optimizer, data and other", shares.other_ratio),
+    )
+
+
+def _devices(devices: Sequence[Device]) -> RenderableType:
+    table = _table()
+    table.add_column("node", overflow="fold")
+    table.add_column("rank", justify="right")
+    table.add_column("device", overflow="fold")
+    for column in ("mean", "max", "memory", "covered"):
+        table.add_column(column, justify="right", no_wrap=True)
+    chosen = _chosen(devices, lambda device: device.utilization_mean_ratio or 0.0)
+    for device in chosen:
+        name = [plain(device.node), ranks(device), plain(device_name(device))]
+        if device.no_data:
+            table.add_row(*name, "no data", "", data_size(device.memory_max_bytes), "")
+            table.add_row("", "", Text(plain(device.no_data), style="dim"), "", "", "", "")
+            continue
+        table.add_row(
+            *name,
+            percent(device.utilization_mean_ratio),
+            percent(device.utilization_max_ratio),
+            data_size(device.memory_max_bytes),
+            percent(device.coverage_ratio),
+        )
+    _left_out(table, len(devices) - len(chosen), "devices that were used more")
+    return table
+
+
+def device_name(device: Device) -> str:
+    """The shortest name that tells a device from the others of its node."""
+    if device.index is None:
+        return device.uuid
+    if device.kind == "cpu":
+        return f"cpu, processes of task {device.index}"
+    return f"{device.kind} {device.index}, {device.model}" if device.model else f"{device.kind} {device.index}"
+
+
+def ranks(device: Device) -> str:
+    """The ranks of a device."""
+    return ",".join(map(str, device.ranks)) or "-"
+
+
+def _events(summary: Summary) -> RenderableType:
+    table = _table()
+    table.add_column("UTC", no_wrap=True)
+    for column in ("from", "kind", "event"):
+        table.add_column(column, overflow="fold")
+    chosen = summary.events[-MOST_ROWS:]
+    for event in chosen:
+        table.add_row(clock(event.time_seconds), plain(event.source), plain(event.kind), plain(event.text, 300))
+    _left_out(table, len(summary.events) - len(chosen), "earlier events")
+    return table
+
+
+def _attempts(attempts: Sequence[Attempt], shown_start_seconds: float) -> RenderableType:
+    table = _table()
+    table.add_column("attempt", justify="right")
+    table.add_column("start, UTC", no_wrap=True)
+    table.add_column("for", justify="right", no_wrap=True)
+    table.add_column("end", overflow="fold")
+    for attempt in attempts:
+        table.add_row(
+            str(attempt.number),
+            moment(attempt.start_seconds),
+            duration(attempt.duration_seconds),
+            plain(f"{attempt.state}: {attempt.sentence}", 300),
+            style="bold" if attempt.start_seconds == shown_start_seconds else "",
+        )
+    return table
+
+
+def _table() -> Table:
+    return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+
+
+def _bullet(text: str, style: str = "") -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_row("-", Text(plain(text), style=style))
+    return table
+
+
+def _chosen(items: Sequence[Item], key: Callable[[Item], float]) -> list[Item]:
+    """All items, or those with the smallest keys, in the order in which they came."""
+    least = sorted(range(len(items)), key=lambda index: key(items[index]))[:MOST_ROWS]
+    return [items[index] for index in sorted(least)]
+
+
+def _left_out(table: Table, number: int, what: str) -> None:
+    if number > 0:
+        table.caption = f"{number:,} {what} are in --html and --json"
+        table.caption_justify = "left"

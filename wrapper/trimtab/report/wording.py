@@ -1,0 +1,91 @@
+"""Numbers and texts as people read them, the same in terminal and page. Pure."""
+
+import re
+import unicodedata
+from datetime import UTC, datetime
+
+ABSENT = "-"
+"""Shown where there is no value: a missing figure is never shown as 0."""
+
+_ESCAPE_SEQUENCES = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor
+    r"|\x1b[PX\]^_].*?(?:\x1b\\|\x07|$)"  # strings: window title, links
+    r"|\x1b[ -/]*[0-~]",
+    re.DOTALL,
+)
+
+
+def plain(text: str, limit: int = 2000) -> str:
+    """Text of a job on one line: no escape sequences, no control or direction characters, at most `limit` long."""
+    visible = _ESCAPE_SEQUENCES.sub("", text)
+    spaced = "".join(" " if unicodedata.category(letter)[0] in "CZ" else letter for letter in visible)
+    line = " ".join(spaced.split())
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def percent(ratio: float | None) -> str:
+    """0.314 -> "31.4%"."""
+    return ABSENT if ratio is None else f"{ratio:.1%}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """0.7351 -> "735"; below 10 ms with two decimals."""
+    if seconds is None:
+        return ABSENT
+    return f"{seconds * 1000:,.0f}" if seconds >= 0.01 else f"{seconds * 1000:.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Two units at most: "8.2 s", "2 min 14 s", "3 h 05 min", "2 d 04 h"."""
+    if seconds is None:
+        return ABSENT
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600:02d} h"
+
+
+def data_size(size_bytes: float | None) -> str:
+    """In binary units: "1.4 GiB"."""
+    if size_bytes is None:
+        return ABSENT
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit != "GiB" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.2f} TiB"
+
+
+def count(number: float | None) -> str:
+    """12345.6 -> "12,346"."""
+    return ABSENT if number is None else f"{number:,.0f}"
+
+
+def real(number: float | None) -> str:
+    """Four significant digits: a loss."""
+    return ABSENT if number is None else f"{number:.4g}"
+
+
+def moment(seconds: float) -> str:
+    """UTC, to the second."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def clock(seconds: float) -> str:
+    """UTC, the time of day alone."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%H:%M:%S")
+
+
+def plural(number: int, noun: str) -> str:
+    """(1, "step") -> "1 step"; (2, "step") -> "2 steps"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def listed(names: list[str], limit: int = 8) -> str:
+    """The first `limit` names, and how many more there are."""
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"
