@@ -20,7 +20,7 @@ from trimtab.sandbox.config import Places
 
 def test_slurm_conf_describes_the_nodes_and_names_no_key_twice():
     spec, places = Spec(nodes=2, gpus=3, gpu_type="h200", cpus=8), Places(Path("/tmp/box"))
-    text = config.slurm_conf(spec, places, "host", (10001, 10002, 10003), hooks=True)
+    text = config.slurm_conf(spec, places, "host", (10001, 10002, 10003))
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     nodes = [line for line in lines if line.startswith("NodeName=")]
     assert nodes == [
@@ -37,7 +37,7 @@ def test_slurm_conf_describes_the_nodes_and_names_no_key_twice():
 
 def test_slurm_conf_without_hooks_or_gpus_names_none():
     spec, places = Spec(nodes=1, gpus=0), Places(Path("/tmp/box"))
-    text = config.slurm_conf(spec, places, "host", (10001, 10002), hooks=False)
+    text = config.slurm_conf(spec, places, "host", (10001, 10002))
     assert "Prolog=" not in text
     assert "Epilog=" not in text
     assert "Gres=" not in text

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from trimtab_slurm.settings import NodeSettings
+
 LONGEST_SOCKET_PATH_BYTES = 107
 """What sockaddr_un holds, its closing zero aside."""
 MEMORY_MEGABYTES = 16384
@@ -114,14 +116,13 @@ class Places:
             )
 
 
-def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...], hooks: bool) -> str:
+def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...]) -> str:
     """slurm.conf for a cluster whose nodes are all this machine. Slurm 22.05 and 24.11 both take it.
 
     `ports`: the controller's, then one for each node. CredType and SwitchType are left to their defaults: 24.11 no
     longer knows their old values.
     """
     controller_port, *node_ports = ports
-    scripts = [f"{key}={places.hook(key.lower())}" for key in ("Prolog", "Epilog") if hooks]
     gres = f" Gres=gpu:{spec.gpu_type}:{spec.gpus}" if spec.gpus else ""
     nodes = [
         f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={spec.cpus} "
@@ -165,12 +166,22 @@ def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...], ho
             "",
             "# The prolog on all nodes when the job gets them, not when its first step reaches each.",
             "PrologFlags=Alloc",
-            *scripts,
+            f"Prolog={places.hook('prolog')}",
+            f"Epilog={places.hook('epilog')}",
             "",
             *nodes,
             "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE",
             "",
         ]
+    )
+
+
+def node_settings(spec: Spec, places: Places) -> NodeSettings:
+    """What trimtab's hooks are told: everything below the sandbox, but profiles where they were asked for."""
+    return NodeSettings(
+        state_directory=str(places.directory / "run"),
+        journal_directory=str(places.directory / "journals"),
+        profile_root=spec.profiles or str(places.profiles),
     )
 
 

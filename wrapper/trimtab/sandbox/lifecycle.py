@@ -13,6 +13,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -23,7 +24,9 @@ from types import FrameType
 from trimtab.sandbox import config, processes
 from trimtab.sandbox.config import Places, SandboxError, Spec
 from trimtab.sandbox.processes import Process
+from trimtab_slurm import settings
 from trimtab_slurm.cluster import CommandLineClient, SlurmError
+from trimtab_slurm.hooks import hook_script
 
 BINARIES = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 START_SECONDS = 90.0
@@ -168,9 +171,13 @@ class _Starting:
         for index in range(spec.gpus):
             _make_device(places.gpu(index), index)
         host = socket.gethostname().partition(".")[0]
-        places.slurm_conf.write_text(config.slurm_conf(spec, places, host, ports, hooks=False))
+        places.slurm_conf.write_text(config.slurm_conf(spec, places, host, ports))
         (places.directory / "gres.conf").write_text(config.gres_conf(spec, places))
         (places.directory / "cgroup.conf").write_text(config.CGROUP_CONF)
+        places.node_config.write_text(settings.render(config.node_settings(spec, places)))
+        for which in ("prolog", "epilog"):
+            places.hook(which).write_text(hook_script(which, sys.executable, places.node_config))
+            places.hook(which).chmod(0o755)
 
     def _spawn(self, program: str, *arguments: str, name: str = "") -> None:
         """Start a daemon in a session of its own, and record it."""
