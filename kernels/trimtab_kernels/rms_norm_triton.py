@@ -26,6 +26,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+REGISTERS_PER_MULTIPROCESSOR = 65536
+# The backward kernel needs up to this many with the tiles below (tests/kernels/test_rms_norm_compiled.py).
+REGISTERS_PER_THREAD = 128
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -217,14 +221,14 @@ def _new_outputs(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _concurrent_programs(t: Tile, device: torch.device) -> int:
-    """How many programs a device runs at once: 1024 threads a multiprocessor leave each thread 64 registers.
+    """How many backward programs a device holds at once, so that all of them start and end together.
 
-    The interpreter has none; three make it sum partial rows of which each spans several tiles.
+    The interpreter counts as three: partial sums of several tiles each, as on a device.
     """
     if device.type == "cpu":
         return 3
-    threads = 1024 * torch.cuda.get_device_properties(device).multi_processor_count
-    return threads // (32 * t.num_warps)
+    gpu = torch.cuda.get_device_properties(device)
+    return gpu.multi_processor_count * (REGISTERS_PER_MULTIPROCESSOR // (REGISTERS_PER_THREAD * 32 * t.num_warps))
 
 
 @rms_norm.register_fake
