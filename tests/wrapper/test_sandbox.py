@@ -14,6 +14,7 @@ from trimtab import sandbox as boxes
 from trimtab.cli import main
 from trimtab.sandbox import SandboxError, Spec, config, lifecycle, processes
 from trimtab.sandbox.config import Places
+from trimtab_slurm.profile import read
 
 # --- what it is asked to be, and Slurm's files ---
 
@@ -35,13 +36,21 @@ def test_slurm_conf_describes_the_nodes_and_names_no_key_twice():
     assert not {"CredType", "SwitchType"} & set(settings)  # Slurm 24.11 refuses their old values
 
 
-def test_slurm_conf_without_hooks_or_gpus_names_none():
+def test_slurm_conf_without_gpus_names_none():
     spec, places = Spec(nodes=1, gpus=0), Places(Path("/tmp/box"))
     text = config.slurm_conf(spec, places, "host", (10001, 10002))
-    assert "Prolog=" not in text
-    assert "Epilog=" not in text
     assert "Gres=" not in text
     assert config.gres_conf(spec, places) == ""
+
+
+@pytest.mark.parametrize(("profiles", "root"), [("", "/tmp/box/profiles"), ("/data/profiles", "/data/profiles")])
+def test_the_hooks_keep_everything_below_the_sandbox_but_profiles_where_asked(profiles, root):
+    told = config.node_settings(Spec(profiles=profiles), Places(Path("/tmp/box")))
+    assert (told.state_directory, told.journal_directory, told.profile_root) == (
+        "/tmp/box/run",
+        "/tmp/box/journals",
+        root,
+    )
 
 
 def test_gres_conf_gives_each_node_its_device_files():
@@ -124,11 +133,11 @@ def test_a_process_that_ignores_sigterm_is_killed(sleeper):
 
 
 def test_only_what_runs_on_a_node_of_this_cluster_is_found(sleeper):
-    conf = Path("/tmp/some box/slurm.conf")
-    _, on_node = sleeper(SLURM_CONF=str(conf), SLURMD_NODENAME="n1")
-    sleeper(SLURM_CONF=str(conf))  # a user's shell
+    places = Places(Path("/tmp/some-box"))
+    _, on_node = sleeper(SLURM_CONF=str(places.slurm_conf), SLURMD_NODENAME="n1")
+    sleeper(SLURM_CONF=str(places.slurm_conf))  # a user's shell
     sleeper(SLURM_CONF="/etc/slurm/slurm.conf", SLURMD_NODENAME="n1")  # another cluster's job
-    assert [process.pid for process in processes.on_nodes(conf)] == [on_node.pid]
+    assert [process.pid for process in processes.on_nodes(places)] == [on_node.pid]
 
 
 # --- what is refused before anything starts ---
@@ -266,10 +275,10 @@ def test_down_ends_jobs_and_what_escaped_from_them(slurm_installed, box_director
     box, _ = boxes.up(box_directory, Spec(nodes=2))
     script = f"#!/bin/sh\nsetsid sleep 1000 & echo $! >{tmp_path}/escaped\nsrun -N2 sleep 1000\n"
     subprocess.run(["sbatch", "-N2", "-o", "/dev/null"], input=script, text=True, env=box.environment, check=True)
-    conf = box_directory / "slurm.conf"
+    places = Places(box_directory)
     # The batch script, its keeper, srun (two processes), what escaped, and on each node a keeper and a task.
-    _wait_until(lambda: len(processes.on_nodes(conf)) >= 9)
-    on_nodes = processes.on_nodes(conf)
+    _wait_until(lambda: len(processes.on_nodes(places)) >= 9)
+    on_nodes = processes.on_nodes(places)
     assert int((tmp_path / "escaped").read_text()) in [process.pid for process in on_nodes]
     boxes.down(box_directory)
     _assert_nothing_left(box_directory, (*box.daemons, *on_nodes))
@@ -317,6 +326,16 @@ def test_run_passes_the_exit_code_and_takes_its_sandbox_down(slurm_installed, bo
 
 
 @pytest.mark.slurm
+def test_profiles_outlive_a_run_that_was_told_where_to_keep_them(slurm_installed, box_directory, tmp_path):
+    command = _command(box_directory, "srun", "-N2", "sleep", "1", profiles=tmp_path / "profiles")
+    assert subprocess.run(command, timeout=120).returncode == 0
+    assert not box_directory.exists()
+    (profile,) = (tmp_path / "profiles").glob("sandbox/1/*.h5")
+    assert set(read(profile).expected_nodes) == {"n1", "n2"}
+    assert read(profile).missing_nodes == ()
+
+
+@pytest.mark.slurm
 def test_run_uses_a_sandbox_that_is_up_and_leaves_it_up(sandbox):
     done = _run(sandbox.directory, "sinfo", "-h", "-o", "%D")
     assert (done.returncode, done.stdout) == (0, "4\n")
@@ -329,10 +348,10 @@ def test_run_uses_a_sandbox_that_is_up_and_leaves_it_up(sandbox):
 def test_a_signal_during_run_leaves_nothing_behind(slurm_installed, box_directory, number, whole_group):
     submit = "sbatch --quiet -N2 -o /dev/null --wrap 'srun sleep 1000' && exec sleep 1000"
     running = subprocess.Popen(_command(box_directory, "sh", "-c", submit), start_new_session=True)
-    conf = box_directory / "slurm.conf"
+    places = Places(box_directory)
     # The batch script, its keeper, srun (two processes), and on each node a keeper and a task.
-    _wait_until(lambda: len(processes.on_nodes(conf)) >= 8)
-    started = (*boxes.find(box_directory).daemons, *processes.on_nodes(conf))
+    _wait_until(lambda: len(processes.on_nodes(places)) >= 8)
+    started = (*boxes.find(box_directory).daemons, *processes.on_nodes(places))
     if whole_group:
         os.killpg(running.pid, number)
     else:
@@ -356,8 +375,9 @@ def _trimtab(*arguments):
     return result.exit_code, result.output
 
 
-def _command(directory, *command):
-    return [sys.executable, "-m", "trimtab", "sandbox", "run", "--dir", directory, "--nodes", "2", "--", *command]
+def _command(directory, *command, profiles=None):
+    options = ["--dir", directory, "--nodes", "2"] + (["--profiles", profiles] if profiles else [])
+    return [sys.executable, "-m", "trimtab", "sandbox", "run", *options, "--", *command]
 
 
 def _run(directory, *command):
@@ -368,7 +388,7 @@ def _assert_nothing_left(directory, started):
     """No process that was started, no socket, no device node: both are below the directory."""
     assert started
     assert [process.name for process in started if processes.alive(process)] == []
-    assert processes.on_nodes(directory / "slurm.conf") == []
+    assert processes.on_nodes(Places(directory)) == []
     assert not directory.exists()
     assert str(directory) not in Path("/proc/net/unix").read_text()
 

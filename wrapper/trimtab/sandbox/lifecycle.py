@@ -33,8 +33,8 @@ START_SECONDS = 90.0
 """Two seconds where the machine is idle."""
 CANCEL_SECONDS = 15.0
 """How long jobs are waited for after they were cancelled: KillWait, and the epilog."""
-LINGER_SECONDS = 5.0
-"""How long what the hooks started may take to write its files after the last job has ended."""
+RECORD_SECONDS = 30.0
+"""How long the nodes' profiles may take to be written after the last job has ended."""
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
 PORTS = range(10000, 20000)
@@ -236,7 +236,7 @@ def _take_down(sandbox: Sandbox) -> None:
             _end_jobs(sandbox)
         nodes = [daemon for daemon in sandbox.daemons if daemon.name in sandbox.spec.node_names]
         processes.stop(nodes, GRACE_SECONDS)
-        processes.stop(processes.on_nodes(places.slurm_conf), GRACE_SECONDS)
+        processes.stop(processes.on_nodes(places), GRACE_SECONDS)
         for daemon in reversed([daemon for daemon in sandbox.daemons if daemon not in nodes]):
             processes.stop([daemon], GRACE_SECONDS)
         shutil.rmtree(sandbox.directory)
@@ -245,14 +245,19 @@ def _take_down(sandbox: Sandbox) -> None:
 
 
 def _end_jobs(sandbox: Sandbox) -> None:
-    """Cancel every job, and let their epilogs, and what the hooks started, finish."""
+    """Cancel every job; let their epilogs run, and their profiles be written."""
     _ask(sandbox, ["scancel", "--partition=main"])
     deadline = time.monotonic() + CANCEL_SECONDS
     while time.monotonic() < deadline and _ask(sandbox, ["squeue", "--noheader"]).strip():
         time.sleep(0.1)
-    deadline = time.monotonic() + LINGER_SECONDS
-    while time.monotonic() < deadline and processes.on_nodes(Places(sandbox.directory).slurm_conf):
+    deadline = time.monotonic() + RECORD_SECONDS
+    while time.monotonic() < deadline and _recorders(sandbox):
         time.sleep(0.1)
+
+
+def _recorders(sandbox: Sandbox) -> list[Process]:
+    """What the hooks started, and still runs."""
+    return [process for process in processes.on_nodes(Places(sandbox.directory)) if process.name == processes.RECORDER]
 
 
 def _ask(sandbox: Sandbox, command: Sequence[str]) -> str:

@@ -9,9 +9,12 @@ import signal
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trimtab.sandbox.config import Places
+
+JOB_PROCESS, RECORDER = "job process", "recorder"
 _PROC = Path("/proc")
 
 
@@ -67,27 +70,41 @@ def stop(processes: Iterable[Process], grace_seconds: float) -> None:
                 os.waitpid(process.pid, os.WNOHANG)  # no zombie, where it was a child of this process
 
 
-def on_nodes(slurm_conf: Path) -> list[Process]:
-    """What still runs on the nodes of the cluster with this slurm.conf: job processes, their keepers, the hooks'.
+def on_nodes(places: Places) -> list[Process]:
+    """What still runs on the nodes of a sandbox: processes of jobs, their keepers (slurmstepd), and recorders.
 
-    They are told by their environment: slurmd gives it to whatever it starts. A shell that merely uses the cluster has
-    no SLURMD_NODENAME.
+    Processes of jobs are told by their environment: slurmd gives it to whatever it starts, while a shell that merely
+    uses the cluster has no SLURMD_NODENAME. Keepers, whose environment 24.11 clears, are told by the directory that
+    they inherit, and recorders, what the hooks started, by their arguments.
     """
-    wanted = b"SLURM_CONF=" + bytes(slurm_conf)
     found = []
-    for directory in _PROC.iterdir():
-        if not directory.name.isdigit():
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
-        process = identify("job process", int(directory.name))
-        try:
-            variables = (directory / "environ").read_bytes().split(b"\0")
-            keeper = (directory / "comm").read_bytes() == b"slurmstepd\n"
-        except (FileNotFoundError, ProcessLookupError, PermissionError):
-            continue
-        on_node = keeper or any(variable.startswith(b"SLURMD_NODENAME=") for variable in variables)
-        if process and on_node and wanted in variables and process.pid != os.getpid():
-            found.append(process)
+        # Identified first: should another process get the id meanwhile, this identity is nobody's.
+        process = identify(JOB_PROCESS, int(entry.name))
+        with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
+            if process and _is_recorder(entry, places):
+                found.append(replace(process, name=RECORDER))
+            elif process and (_is_keeper(entry, places) or _is_in_job(entry, places)):
+                found.append(process)
     return found
+
+
+def _is_recorder(entry: Path, places: Places) -> bool:
+    arguments = (entry / "cmdline").read_bytes().split(b"\0")
+    return bytes(places.node_config) in arguments and any(word.startswith(b"trimtab_slurm.") for word in arguments)
+
+
+def _is_keeper(entry: Path, places: Places) -> bool:
+    return (entry / "comm").read_bytes() == b"slurmstepd\n" and (entry / "cwd").readlink() == places.directory
+
+
+def _is_in_job(entry: Path, places: Places) -> bool:
+    variables = (entry / "environ").read_bytes().split(b"\0")
+    return b"SLURM_CONF=" + bytes(places.slurm_conf) in variables and any(
+        variable.startswith(b"SLURMD_NODENAME=") for variable in variables
+    )
 
 
 def _wait(handles: set[int], seconds: float) -> set[int]:
