@@ -39,7 +39,8 @@ class JobState:
     reason: str
     """Why it waits, or why it ended; "None" when there is nothing to say."""
     exit_code: int
-    """Of the batch script; 128 + n when signal n ended it, as shells count."""
+    """Of the batch script; 128 + n when signal n ended it, as shells count; 1 where Slurm knows no more than that it
+    did not complete (cancelled before it began, out of time, its node lost)."""
     signal: int
     """The signal that ended the batch script, or 0."""
     nodes: tuple[str, ...]
@@ -173,13 +174,14 @@ def parse_job(text: str, job_id: int) -> JobState | None:
     line = next((line for line in lines if line.startswith(f"JobId={job_id} ")), lines[0])
     # The job's name is the one free text before what is read here; without it, the first match is the right one.
     line = re.sub(r" JobName=.*? UserId=", " UserId=", line, count=1)
+    state = _field("JobState", line)
     code, _, number = _field("ExitCode", line).partition(":")
     start, nodes = _field("StartTime", line), expand_nodes(_field("NodeList", line))
     return JobState(
         job_id=_number(r"JobId=(\d+)", line, "scontrol show job"),
-        state=_field("JobState", line),
+        state=state,
         reason=_field("Reason", line),
-        **_ending(int(code or 0), int(number or 0)),
+        **_ending(state, int(code or 0), int(number or 0)),
         nodes=nodes,
         batch_node=_field("BatchHost", line),
         start_seconds=float(start) if nodes and start.isdigit() else None,  # before, Slurm gives an estimate
@@ -196,8 +198,12 @@ def parse_node_states(text: str) -> dict[str, str]:
     return {_field("NodeName", line): _field("State", line) for line in lines}
 
 
-def _ending(code: int, number: int) -> dict[str, int]:
-    return {"exit_code": 128 + number if number else code, "signal": number}
+def _ending(state: str, code: int, number: int) -> dict[str, int]:
+    if number:
+        code = 128 + number
+    elif state in _ENDED and state != "COMPLETED":
+        code = code or 1
+    return {"exit_code": code, "signal": number}
 
 
 def _field(key: str, line: str) -> str:
@@ -225,7 +231,7 @@ def _from_pyslurm(job: Any) -> JobState:
         job_id=int(job.id),
         state=job.state,
         reason=job.state_reason or "None",
-        **_ending(job.exit_code or 0, job.exit_code_signal or 0),
+        **_ending(job.state, job.exit_code or 0, job.exit_code_signal or 0),
         nodes=nodes,
         batch_node=job.batch_host or "",
         start_seconds=float(job.start_time) if nodes and job.start_time else None,

@@ -70,6 +70,12 @@ def test_no_job_parses_to_none():
     assert parse_job("No jobs in the system\n", 1) is None
 
 
+@pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "NODE_FAIL"])
+def test_a_job_that_did_not_complete_never_has_exit_code_0(state):
+    line = (DATA / "jobs-22.05.8.txt").read_text().splitlines()[0].replace("JobState=COMPLETED", f"JobState={state}")
+    assert parse_job(line, 1).exit_code == 1
+
+
 @pytest.mark.parametrize(
     ("state", "ended"),
     [("PENDING", False), ("RUNNING", False), ("COMPLETING", False), ("REQUEUED", False), ("SUSPENDED", False)]
@@ -110,7 +116,7 @@ class RPCError(Exception):
     pass
 
 class _Job:
-    id, state, state_reason = 7, "COMPLETED", "None"
+    id, state, state_reason = 7, "CANCELLED", "None"
     exit_code, exit_code_signal = 0, 15
     allocated_nodes, batch_host, start_time = "n[1-2]", "n1", 1796020071
     requeue_count, standard_output, working_directory, user_name = 1, "/tmp/out.txt", "/tmp", "ada"
@@ -142,7 +148,7 @@ def test_pyslurm_of_the_sites_version_answers_for_jobs(fake_pyslurm):
     slurm = client()
     assert isinstance(slurm, PyslurmClient)
     job = slurm.job(7)
-    assert (job.job_id, job.state, job.exit_code, job.signal) == (7, "COMPLETED", 143, 15)
+    assert (job.job_id, job.state, job.exit_code, job.signal) == (7, "CANCELLED", 143, 15)
     assert (job.nodes, job.batch_node, job.start_seconds) == (("n1", "n2"), "n1", 1796020071.0)
     assert (job.restart_count, job.stdout, job.working_directory, job.user) == (1, "/tmp/out.txt", "/tmp", "ada")
     assert slurm.job(8) is None
@@ -164,7 +170,7 @@ def test_pyslurm_that_does_not_fit_is_left_alone(fake_pyslurm, module):
 @pytest.mark.slurm
 def test_a_job_is_submitted_seen_and_cancelled(sandbox, tmp_path):
     slurm = CommandLineClient(sandbox.environment)
-    script = "#!/bin/sh\n#SBATCH --nodes=2\nexec sleep 60\n"
+    script = "#!/bin/sh\n#SBATCH --nodes=2\ntouch begun\nexec sleep 60\n"
     job_id = slurm.submit(script, [f"--output={tmp_path}/%j x.txt", f"--chdir={tmp_path}"])
     running = _wait_for(slurm, job_id, "RUNNING")
     assert running.nodes == ("n1", "n2")
@@ -174,6 +180,8 @@ def test_a_job_is_submitted_seen_and_cancelled(sandbox, tmp_path):
     assert running.working_directory == str(tmp_path)
     assert running.user == "root"
     assert not running.ended
+    while not (tmp_path / "begun").exists():
+        time.sleep(0.01)
     slurm.cancel(job_id)
     cancelled = _wait_for(slurm, job_id, "CANCELLED")
     assert (cancelled.exit_code, cancelled.signal, cancelled.ended) == (143, 15, True)
