@@ -1,0 +1,106 @@
+"""One rank of a run: `python -m trimtab_megatron`, started by srun or torchrun.
+
+The environment tells it all: TRIMTAB_JOB (the job, JSON), TRIMTAB_CONTROL (host:port of the wrapper; without it
+nothing is reported) and TRIMTAB_TOKEN, MASTER_ADDR and MASTER_PORT, and its rank by torchrun's names or Slurm's.
+
+Exit codes: 0 when the last step was taken, or the run was told to stop and has saved; 1 after an error, which is on
+stderr, and in one line with the wrapper.
+"""
+
+import os
+import sys
+import traceback
+import warnings
+
+from trimtab.protocol import Done, Failed, Hello, JobError, job_from_json
+from trimtab_megatron.control import Control
+from trimtab_megatron.identity import Identity, RankError, identity
+
+_PEER_LOST = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Socket closed",
+    "remote process exited",
+    "NCCL communicator was aborted",
+)
+
+
+def main() -> int:
+    """Train as this rank. Returns the exit code."""
+    try:
+        who = identity()
+    except RankError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        return 1
+    control = Control(os.environ.get("TRIMTAB_CONTROL"))
+    step = [0]
+    try:
+        _train(who, control, step)
+    except Exception as error:  # noqa: BLE001 - whatever a rank dies of, the wrapper has to hear it from here
+        traceback.print_exc()
+        if not control.greeted:
+            control.hello(_bare_hello(who))
+        control.send(Failed(who.rank, step[0], _in_one_line(error), _is_lost_peer(error)))
+        control.close()
+        sys.stderr.flush()
+        os._exit(1)  # threads of a broken process group could keep the interpreter from ending
+    control.send(Done(who.rank, step[0]))
+    control.close()
+    return 0
+
+
+def _train(who: Identity, control: Control, step: list[int]) -> None:
+    # Imported here: saving a checkpoint spawns a helper process, which imports this module again.
+    warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
+    from trimtab_megatron import cpu
+
+    cuda = cpu.prepare()
+    import torch.distributed as dist
+
+    from trimtab_megatron import train, world
+
+    if "TRIMTAB_JOB" not in os.environ:
+        raise RankError("TRIMTAB_JOB is not set: start the ranks with `trimtab run`")
+    job = job_from_json(os.environ["TRIMTAB_JOB"])
+    agreement = world.join(who, cuda)
+    run = train.prepare(job, world.arrange(job, who, cuda, agreement), control)
+    try:
+        train.train(run)
+    finally:
+        step[0] = run.progress.step
+    dist.destroy_process_group()
+
+
+def _bare_hello(who: Identity) -> Hello:
+    """For a rank that failed before it held anything: the wrapper listens to no one who has not said Hello."""
+    return Hello(
+        token=os.environ.get("TRIMTAB_TOKEN", ""),
+        rank=who.rank,
+        node=who.node,
+        local_rank=who.local_rank,
+        pid=os.getpid(),
+        tensor_rank=0,
+        pipeline_rank=0,
+        data_rank=0,
+        layers=(),
+        parameters=0,
+        device="",
+    )
+
+
+def _in_one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or "no message"
+    return text if isinstance(error, (JobError, RankError)) else f"{type(error).__name__}: {text}"
+
+
+def _is_lost_peer(error: Exception) -> bool:
+    import torch.distributed as dist
+
+    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
+        return True
+    return any(sign in str(error) for sign in _PEER_LOST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Which samples each step takes, keyed by the global sample index alone.
+
+Sample i of a run is the same whatever the shape: epoch i // length, place i % length in a permutation drawn from the
+seed and the epoch, so that each sample comes exactly once an epoch. A step takes the next `global_batch_size`
+indices, shared out over microbatches and replicas; a resumed run goes on at the index where it stopped.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from trimtab.protocol import Batch, Job, JobError, Shape
+from trimtab_megatron.identity import RankError
+from trimtab_megatron.provider import load_provider
+from trimtab_megatron.tokens import Tokens, open_tokens
+
+_CHECKED_TOKENS = 1 << 20
+"""How many tokens are held against the vocabulary before training; the others as they come."""
+
+
+@runtime_checkable
+class Samples(Protocol):
+    """What a `data.provider` returns: samples of sequence_length + 1 tokens, each label being the next token."""
+
+    vocabulary_size: int
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class TokenSamples:
+    """Consecutive, non-overlapping stretches of one flat array of tokens; labels overlap by one token."""
+
+    def __init__(self, tokens: Tokens, sequence_length: int) -> None:
+        self.vocabulary_size = tokens.vocabulary_size
+        self._values = tokens.values
+        self._sequence_length = sequence_length
+
+    def __len__(self) -> int:
+        return max(0, (len(self._values) - 1) // self._sequence_length)
+
+    def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
+        start = index * self._sequence_length
+        return self._values[start : start + self._sequence_length + 1].astype(np.int64)
+
+
+class SampleOrder:
+    """Maps the global sample index of a run to a sample."""
+
+    def __init__(self, length: int, seed: int) -> None:
+        self._length = length
+        self._seed = seed
+        self._epoch = -1
+        self._permutation: npt.NDArray[np.int64] = np.empty(0, np.int64)
+
+    def __getitem__(self, index: int) -> int:
+        epoch, place = divmod(index, self._length)
+        if epoch != self._epoch:
+            self._permutation = np.random.default_rng([self._seed, epoch]).permutation(self._length)
+            self._epoch = epoch
+        return int(self._permutation[place])
+
+
+def microbatch_indices(batch: Batch, shape: Shape, consumed_samples: int, data_rank: int) -> Iterator[range]:
+    """Global sample indices of each microbatch that one replica takes in the next step.
+
+    Microbatches are dealt to the replicas in turn, so that a step takes the same samples at every data-parallel size.
+    """
+    count = batch.global_batch_size // (batch.microbatch_size * shape.data)
+    for number in range(count):
+        first = consumed_samples + (number * shape.data + data_rank) * batch.microbatch_size
+        yield range(first, first + batch.microbatch_size)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The samples of a run, in its order."""
+
+    samples: Samples
+    order: SampleOrder
+    sequence_length: int
+    fingerprint: str
+    """The same on two ranks only if they hold the same samples."""
+    built: str
+    """What had to be built for it; empty when nothing was."""
+
+    def batch(self, indices: range) -> torch.Tensor:
+        """Samples as tokens [b, s + 1]. Raises RankError for a sample that does not fit the model."""
+        rows = []
+        for index in indices:
+            sample = self.order[index]
+            row = torch.as_tensor(self.samples[sample])
+            if row.shape != (self.sequence_length + 1,) or row.dtype != torch.int64:
+                raise RankError(
+                    f"sample {sample} is {row.dtype} {list(row.shape)}, not torch.int64 [{self.sequence_length + 1}]: "
+                    "a sample holds sequence_length + 1 tokens"
+                )
+            _check_range(row, self.samples.vocabulary_size, f"sample {sample}")
+            rows.append(row)
+        return torch.stack(rows)
+
+
+def open_dataset(job: Job) -> Dataset:
+    """The job's data. Raises JobError when it cannot be read, is too short, or does not fit its vocabulary."""
+    length = job.model.sequence_length
+    if job.data.provider:
+        samples, fingerprint, built = _provided(job)
+    else:
+        tokens = open_tokens(job.data)
+        samples, fingerprint, built = TokenSamples(tokens, length), tokens.fingerprint, tokens.built
+        head = torch.from_numpy(tokens.values[:_CHECKED_TOKENS].astype(np.int64))
+        _check_range(head, tokens.vocabulary_size, job.data.path or "the corpus")
+    if not len(samples):
+        raise JobError("data.path", job.data.path, f"is too short for one sample of {length} tokens")
+    return Dataset(samples, SampleOrder(len(samples), job.train.seed), length, fingerprint, built)
+
+
+def _provided(job: Job) -> tuple[Samples, str, str]:
+    name = job.data.provider
+    samples = load_provider("data.provider", name)(job)
+    if not isinstance(samples, Samples):
+        missing = [part for part in ("__len__", "__getitem__", "vocabulary_size") if not hasattr(samples, part)]
+        raise JobError("data.provider", name, f"returned {type(samples).__name__}, which has no {', '.join(missing)}")
+    if not len(samples):
+        raise JobError("data.provider", name, "returned no samples")
+    ends = [np.asarray(samples[index]).tobytes() for index in (0, len(samples) - 1)]
+    digest = hashlib.sha256(f"{len(samples)}:{samples.vocabulary_size}:".encode() + b"".join(ends))
+    return samples, digest.hexdigest(), ""
+
+
+def _check_range(tokens: torch.Tensor, vocabulary_size: int, what: str) -> None:
+    low, high = (int(value) for value in torch.aminmax(tokens))
+    if low < 0 or high >= vocabulary_size:
+        raise RankError(
+            f"{what} holds token {high if low >= 0 else low}, but the vocabulary has {vocabulary_size}: "
+            "it was made with another tokenizer"
+        )

@@ -1,0 +1,47 @@
+"""Which rank this process is: from torchrun's names of the environment, or else Slurm's."""
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class RankError(RuntimeError):
+    """This rank cannot start or go on: names what is wrong and what to do."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Place of a rank among all ranks, and on its node."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    """Place on the node; on a node with GPUs, the index of its GPU."""
+    node: str
+
+
+def identity(environment: Mapping[str, str] = os.environ) -> Identity:
+    """This process's place. Raises RankError when it was started by neither torchrun nor srun."""
+    for rank, world_size, local_rank in (
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
+        ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+    ):
+        if rank in environment:
+            return Identity(
+                rank=_number(environment, rank),
+                world_size=_number(environment, world_size),
+                local_rank=_number(environment, local_rank),
+                node=environment.get("SLURMD_NODENAME") or socket.gethostname(),
+            )
+    raise RankError(
+        "no rank in the environment: neither RANK (torchrun) nor SLURM_PROCID (srun) is set. "
+        "Start the ranks with `trimtab run`, srun or torchrun."
+    )
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    value = environment.get(name, "")
+    if not value.isdecimal():
+        raise RankError(f"{name}={value!r} in the environment of the rank is not a number: set it, or use srun")
+    return int(value)

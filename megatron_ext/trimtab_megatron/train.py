@@ -1,0 +1,197 @@
+"""One rank's training, from top to bottom: prepare, then step after step."""
+
+import math
+import os
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.distributed import DistributedDataParallel
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from trimtab.protocol import Hello, Job, Notice, StepReport
+from trimtab_megatron.checkpoint import Checkpoints, Progress
+from trimtab_megatron.control import Control
+from trimtab_megatron.data import Dataset, microbatch_indices, open_dataset
+from trimtab_megatron.identity import RankError
+from trimtab_megatron.layout import layout_of, rank_layers
+from trimtab_megatron.model import build_chunks, padded_vocabulary, transformer_config
+from trimtab_megatron.optimizer import build_optimizer, build_schedule, learning_rate
+from trimtab_megatron.world import World
+
+
+@dataclass
+class Run:
+    """What a rank trains with."""
+
+    job: Job
+    world: World
+    control: Control
+    dataset: Dataset
+    config: Any
+    chunks: Sequence[DistributedDataParallel]
+    optimizer: Any
+    schedule: Any
+    checkpoints: Checkpoints | None
+    progress: Progress = Progress(0, 0)
+
+    def tell(self, kind: str, text: str) -> None:
+        """Send a notice that concerns all ranks: rank 0 does."""
+        if self.world.identity.rank == 0:
+            self.control.send(Notice(0, self.progress.step, kind, text))
+
+
+def prepare(job: Job, world: World, control: Control) -> Run:
+    """Open the data, build the model and say Hello, resume. An error here ends all ranks: none goes on alone."""
+    dataset = open_dataset(job)
+    world.same_as_rank_0("the data", dataset.fingerprint)
+    vocabulary_size = dataset.samples.vocabulary_size
+    config = transformer_config(job, world.cuda)
+    chunks = build_chunks(job, config, world, vocabulary_size)
+    optimizer = build_optimizer(job, config, chunks)
+    control.hello(greeting(job, world, chunks))
+    checkpoints = None
+    if job.train.checkpoint_directory:
+        padded = padded_vocabulary(vocabulary_size, world.shape.tensor)
+        checkpoints = Checkpoints(job, world, chunks, optimizer, padded)
+    schedule = build_schedule(job, optimizer)
+    run = Run(job, world, control, dataset, config, chunks, optimizer, schedule, checkpoints)
+    if dataset.built:
+        control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))
+    if checkpoints is not None:
+        run.progress, told = checkpoints.resume()
+        for text in told:
+            run.tell("checkpoint", text)
+    run.schedule.step(run.progress.step)
+    return run
+
+
+def train(run: Run) -> None:
+    """Take steps until the last one, or until told to stop; save on the way and at the end."""
+    interval = run.job.train.checkpoint_interval_steps
+    while run.progress.step < run.job.train.steps:
+        order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
+        if order == "stop":
+            break
+        if order == "checkpoint" or (interval and run.progress.step and run.progress.step % interval == 0):
+            save(run)
+        take_step(run)
+    save(run)
+
+
+def take_step(run: Run) -> None:
+    """One optimizer step over the global batch, and the report of it."""
+    began = time.perf_counter()
+    batch, shape = run.job.batch, run.world.shape
+    microbatches = batch.global_batch_size // (batch.microbatch_size * shape.data)
+
+    for chunk in run.chunks:
+        chunk.zero_grad_buffer()
+    run.optimizer.zero_grad()
+    losses = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[batches(run) for _ in run.chunks],
+        model=list(run.chunks),
+        num_microbatches=microbatches,
+        seq_length=run.job.model.sequence_length,
+        micro_batch_size=batch.microbatch_size,
+        forward_only=False,
+    )
+    run.schedule.step(1)
+    rate = learning_rate(run.optimizer)
+    _, gradient_norm, _ = run.optimizer.step()
+    step = run.progress.step + 1
+    if not math.isfinite(float(gradient_norm)):
+        # The norm is global: all ranks stop here, before a checkpoint of broken parameters is written.
+        raise RankError(f"the gradient norm of step {step} is {float(gradient_norm)}: lower train.learning_rate")
+    run.progress = Progress(step, run.progress.consumed_samples + batch.global_batch_size)
+
+    loss = mean_loss(losses, run.world) if run.world.last_stage else None
+    times = run.config.timers.read()
+    speaks = run.world.speaks_for_all
+    run.control.send(
+        StepReport(
+            rank=run.world.identity.rank,
+            step=step,
+            time_seconds=time.time(),
+            duration_seconds=time.perf_counter() - began,
+            forward_seconds=times.forward_seconds,
+            backward_seconds=times.backward_seconds,
+            microbatches=microbatches,
+            tokens=microbatches * batch.microbatch_size * run.job.model.sequence_length,
+            peak_memory_bytes=peak_memory_bytes(run.world.cuda),
+            loss=loss if speaks else None,
+            gradient_norm=float(gradient_norm) if speaks else None,
+            learning_rate=rate if speaks else None,
+            consumed_samples=run.progress.consumed_samples if speaks else None,
+        )
+    )
+
+
+def batches(run: Run) -> Iterator[torch.Tensor | None]:
+    """Tokens [b, s + 1] of this replica's microbatches of the next step; None on stages that see none."""
+    world = run.world
+    for indices in microbatch_indices(run.job.batch, world.shape, run.progress.consumed_samples, world.data_rank):
+        if world.first_stage or world.last_stage:
+            yield run.dataset.batch(indices).to(world.device, non_blocking=True)
+        else:
+            yield None
+
+
+def forward_step(data: Iterator[torch.Tensor | None], model: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
+    """One microbatch through one chunk, as Megatron-core's schedules call it: the output, and how to make a loss."""
+    tokens = next(data)
+    if tokens is None:
+        return model(input_ids=None, position_ids=None, attention_mask=None), token_loss
+    inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    positions = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
+    return model(input_ids=inputs, position_ids=positions, attention_mask=None, labels=labels), token_loss
+
+
+def token_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Mean of the losses [b, s] of one microbatch, to differentiate and to report."""
+    loss = output.float().mean()
+    return loss, {"loss": loss.detach()}
+
+
+def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:
+    """Mean over the global batch: over this replica's microbatches, and over the replicas."""
+    mean = torch.stack([loss["loss"] for loss in losses]).mean()
+    dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
+    return float(mean) / world.shape.data
+
+
+def save(run: Run) -> None:
+    """Write a checkpoint of the current step, unless there is one."""
+    if run.checkpoints is not None and run.checkpoints.saved_step != run.progress.step:
+        run.tell("checkpoint", run.checkpoints.save(run.progress))
+
+
+def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:
+    """Who this rank is and what it holds."""
+    who = world.identity
+    return Hello(
+        token=os.environ.get("TRIMTAB_TOKEN", ""),
+        rank=who.rank,
+        node=who.node,
+        local_rank=who.local_rank,
+        pid=os.getpid(),
+        tensor_rank=world.tensor_rank,
+        pipeline_rank=world.pipeline_rank,
+        data_rank=world.data_rank,
+        layers=tuple(rank_layers(layout_of(job), world.shape.pipeline, world.pipeline_rank)),
+        parameters=sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
+        device=f"GPU-{torch.cuda.get_device_properties(who.local_rank).uuid}" if world.cuda else "",
+    )
+
+
+def peak_memory_bytes(cuda: bool) -> int:
+    """Most device memory allocated since the rank began; on a CPU, its most resident memory."""
+    if cuda:
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024  # Linux counts it in KiB
