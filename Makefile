@@ -31,7 +31,7 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	touch $@
 
 demo: $(VENV)/.ready
-	@mkdir -p $(DEMO)
+	@rm -rf $(DEMO) && mkdir $(DEMO)
 	@cd $(DEMO) && ../$(VENV)/bin/trimtab sandbox run --profiles profiles -- ../$(VENV)/bin/trimtab submit \
 		../examples/demo/job.toml --template cpu-demo --nodes 2 --gpus-per-node 2 --time 0:15:00 --follow
 

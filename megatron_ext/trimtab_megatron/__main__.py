@@ -8,6 +8,7 @@ stderr, and in one line with the wrapper.
 """
 
 import os
+import signal
 import sys
 import traceback
 import warnings
@@ -34,6 +35,9 @@ def main() -> int:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
     control = Control(os.environ.get("TRIMTAB_CONTROL"))
+    if "TRIMTAB_CONTROL" in os.environ:
+        # Slurm signals wrapper and ranks at once: the wrapper's order is what all ranks obey at the same step.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     step = [0]
     try:
         _train(who, control, step)

@@ -156,7 +156,7 @@ def forward_step(data: Iterator[torch.Tensor | None], model: DistributedDataPara
 def token_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Mean of the losses [b, s] of one microbatch, to differentiate and to report."""
     loss = output.float().mean()
-    return loss, {"loss": loss.detach()}
+    return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
 
 def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:

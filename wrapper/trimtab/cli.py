@@ -3,9 +3,12 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+
+if TYPE_CHECKING:
+    from trimtab_slurm.cluster import SlurmClient
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -22,7 +25,7 @@ def main() -> None:
 @click.option("--cpus-per-gpu", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--time", "time_limit", default="1:00:00", show_default=True, help="Time limit, as sbatch takes it.")
 @click.option("--dry-run", is_flag=True, help="Print the sbatch script; submit nothing.")
-@click.option("--follow", is_flag=True, help="Print the job's output until it ends, and return its exit code.")
+@click.option("--follow", is_flag=True, help="See the job through: its output, its report, its exit code.")
 @click.argument("sbatch_arguments", nargs=-1)
 def submit(
     job_file: Path,
@@ -41,7 +44,6 @@ def submit(
     """
     from trimtab import jobfile
     from trimtab import submit as sbatch
-    from trimtab.follow import follow as see_through
     from trimtab.protocol import JobError
     from trimtab_slurm.cluster import SlurmError, client
 
@@ -55,10 +57,32 @@ def submit(
         job_id = slurm.submit(script)
         click.echo(f"submitted job {job_id}; `trimtab report {job_id}` says how it went")
         if follow:
-            state = see_through(slurm, job_id, lambda text: click.echo(text, nl=False))
-            sys.exit(state.exit_code if state else 0)
+            _see_through(slurm, job_id)
     except (JobError, SlurmError) as error:
         _refuse(error)
+
+
+def _see_through(slurm: "SlurmClient", job_id: int) -> NoReturn:
+    """Print a job's output, then its report; end with its exit code."""
+    from trimtab.follow import follow, profile_of
+    from trimtab.report.find import ReportError
+    from trimtab.report.terminal import show
+
+    state = follow(slurm, job_id, lambda text: click.echo(text, nl=False))
+    page_file = Path(f"trimtab-{job_id}.html").absolute()
+    try:
+        recorded = profile_of(job_id)
+        show(recorded.summary, sys.stdout)
+        click.echo(f"\nProfile: {recorded.file}")
+        from trimtab.report import page
+
+        page.write(page_file, recorded.profile, recorded.summary)
+        click.echo(f"Page:    {page_file}")
+    except ReportError as error:
+        click.echo(f"trimtab: {error}", err=True)
+    except ModuleNotFoundError as error:
+        click.echo(f"trimtab: the page needs {error.name}: pip install 'trimtab[report]'", err=True)
+    sys.exit(state.exit_code if state else 0)
 
 
 @main.command()
@@ -88,6 +112,42 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
     outcome = wrapper.run(plan)
     click.echo(f"trimtab: {outcome.sentence} (exit code {outcome.exit_code})")
     sys.exit(outcome.exit_code)
+
+
+@main.command()
+@click.argument("target")
+@click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON instead of tables.")
+@click.option("--html", "html_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to FILE.")
+@click.option("--attempt", metavar="N|all", help="Which run of a job that was requeued. Default: the newest.")
+@click.option("--profiles", type=click.Path(path_type=Path), help="Where to look for a job's profiles.")
+def report(target: str, as_json: bool, html_file: Path | None, attempt: str | None, profiles: Path | None) -> None:
+    """Say what happened in a job, what it cost, and what to change.
+
+    TARGET is a job id, or the HDF5 file of an attempt.
+    """
+    from trimtab.report.find import ReportError, load
+    from trimtab.report.summary import to_json
+    from trimtab.report.terminal import show
+
+    try:
+        found = load(target, attempt, profiles)
+        if html_file and len(found) > 1:
+            raise ReportError("--html writes one attempt: choose it with --attempt N")
+        if html_file:
+            from trimtab.report import page
+
+            page.write(html_file, found[0].profile, found[0].summary)
+    except ModuleNotFoundError as error:
+        _refuse(ReportError(f"--html needs {error.name}: pip install 'trimtab[report]'"))
+    except (ReportError, OSError) as error:
+        _refuse(error)
+    if as_json:
+        click.echo(to_json([recorded.summary for recorded in found]))
+    else:
+        for recorded in found:
+            show(recorded.summary, sys.stdout)
+    if html_file:
+        click.echo(f"\nPage: {html_file.absolute()}", err=as_json)
 
 
 @main.group()

@@ -104,11 +104,11 @@ class TaskFinder:
                 yield device
 
     def _task(self, environment: dict[str, str]) -> int | None:
-        """The task that a process belongs to; the batch script, whose only task is itself, is none."""
+        """The task that a process belongs to; the batch script, and what Slurm forks for a task, are none."""
         mine = (
             environment.get("SLURM_JOB_ID") == str(self._attempt.job_id)
             and environment.get("SLURMD_NODENAME") == self._attempt.node
-            and "SLURM_STEP_NODELIST" in environment
+            and {"SLURM_STEP_NODELIST", "SLURM_TASK_PID"} <= environment.keys()
         )
         task = environment.get("SLURM_PROCID", "")
         return int(task) if mine and task.isdecimal() else None

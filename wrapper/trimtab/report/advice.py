@@ -1,5 +1,6 @@
 """What to change, from what was measured; an estimate says what it assumes. Pure."""
 
+import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 
@@ -136,12 +137,11 @@ def _mean_over_replicas(training: Training) -> list[tuple[Stage, float]]:
 
 
 def _count(layers: str) -> int:
-    """Number of layers in "0-3,8"."""
-    total = 0
-    for span in filter(None, layers.split(",")):
-        first, _, last = span.partition("-")
-        total += int(last or first) - int(first) + 1
-    return total
+    """Number of layers in "0-3,8"; 0 in a text of another form."""
+    if not re.fullmatch(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", layers, re.ASCII):
+        return 0
+    spans = (span.partition("-") for span in layers.split(","))
+    return sum(max(0, int(last or first) - int(first) + 1) for first, _, last in spans)
 
 
 def _nothing(training: Training | None) -> str:

@@ -206,8 +206,7 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
     if not known and not reason:
         period = f"{node.sampler_period_seconds:g} s"
         reason = "no value in any sample" if len(utilization) else f"no sample; the sampling period is {period}"
-    # Half a period of tolerance: neither the first nor the last sample falls on the attempt's edge.
-    expected = (node.end_seconds - node.start_seconds) / node.sampler_period_seconds - 0.5
+    expected = _expected_samples(node, device)
     return Device(
         node=node.node,
         uuid=device.uuid,
@@ -222,6 +221,15 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
         coverage_ratio=min(1.0, known / expected) if expected >= 1 else None,
         no_data=reason,
     )
+
+
+def _expected_samples(node: NodeProfile, device: DeviceProfile) -> float:
+    """A GPU is there from first to last; a task only while it runs."""
+    moments = device.samples["time_seconds"]
+    if device.kind == "cpu" and len(moments):
+        return float(moments[-1] - moments[0]) / node.sampler_period_seconds + 1
+    # Neither the first nor the last sample falls on the attempt's edge: at least one less than periods.
+    return (node.end_seconds - node.start_seconds) / node.sampler_period_seconds - 1
 
 
 def _events(profile: Profile) -> tuple[Event, ...]:

@@ -126,12 +126,14 @@ class Device:
     index: int | None
     ranks: tuple[int, ...]
     utilization_mean_ratio: float | None
-    """Of a GPU: the share of time in which a kernel ran. Of a CPU task: cores in use, so it can exceed 1."""
+    """Of a GPU: the share of time in which a kernel ran. Of a task without one: CPU time of its processes over that of
+    the cores that it may run on."""
     utilization_max_ratio: float | None
     memory_max_bytes: float | None
     samples: int
     coverage_ratio: float | None
-    """Samples with a utilization over those that the sampling period asks for."""
+    """Samples with a utilization over those that the sampling period asks for: of a GPU over the whole attempt, of a
+    task from its first sample to its last."""
     no_data: str
     """Why there is no utilization; empty where there is one."""
 
@@ -166,9 +168,10 @@ class Attempt:
 
     number: int
     """From 1, in the order of their start."""
-    start_seconds: float
-    duration_seconds: float
+    start_seconds: float | None
+    duration_seconds: float | None
     state: str
+    """As of an outcome; or damaged: its file cannot be read."""
     sentence: str
     file: str
 

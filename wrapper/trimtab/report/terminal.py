@@ -1,5 +1,6 @@
 """Summary -> tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO, TypeVar
 
@@ -9,19 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.report.figures import device_name, holds, key_figures, shape, step_shares
 from trimtab.report.summary import Attempt, Device, Stage, Summary, Training
-from trimtab.report.wording import (
-    clock,
-    count,
-    data_size,
-    duration,
-    milliseconds,
-    moment,
-    percent,
-    plain,
-    plural,
-    real,
-)
+from trimtab.report.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural
 
 MOST_ROWS = 32
 """Of a table; of longer ones the rows that matter are shown, and how many are left out is said."""
@@ -34,6 +25,8 @@ Item = TypeVar("Item", Stage, Device)
 
 def show(summary: Summary, output: TextIO) -> None:
     """Print the report of one attempt."""
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # in a locale that lacks a letter, the report is still readable
     console = Console(file=output, highlight=False, emoji=False, markup=False)
     if not console.is_terminal:
         console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
@@ -76,6 +69,7 @@ def _headline(summary: Summary) -> Iterator[RenderableType]:
     restarts = f", restart {summary.restart_count}" if summary.restart_count else ""
     yield Text(f"{about}{restarts}, for {duration(summary.duration_seconds)}", style="dim")
     if summary.training:
+        yield Text(shape(summary.training), style="dim")
         yield Padding(_key_figures(summary.training), (1, 0, 0, 2))
 
 
@@ -83,35 +77,10 @@ def _key_figures(training: Training) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column(overflow="fold")
-    for name, value in key_figures(training):
-        table.add_row(name, value)
+    for figure in key_figures(training):
+        value = Text(f"{figure.value} {figure.unit}".rstrip(), style="bold")
+        table.add_row(figure.name, value.append(f"  {figure.note}", style="not bold"))
     return table
-
-
-def key_figures(training: Training) -> Iterator[tuple[str, str]]:
-    """The figures that the report begins with: name, and value as text."""
-    yield "Shape", f"TP{training.tensor} x PP{training.pipeline} x DP{training.data}, {plural(training.ranks, 'rank')}"
-    steps = f"{training.measured_steps:,} (to step {training.last_step} of {training.planned_steps})"
-    yield "Steps", steps if training.measured_steps else f"0 of {training.planned_steps:,}"
-    if training.first_loss is not None:
-        at = f" at step {training.last_loss_step}" if training.last_loss_step != training.last_step else ""
-        yield "Loss", f"{real(training.first_loss)} -> {real(training.last_loss)}{at}"
-    if training.tokens_per_second is not None:
-        yield "Throughput", f"{count(training.tokens_per_second)} tokens/s (median), {count(training.tokens)} in all"
-        yield "Step time", f"{milliseconds(training.step_seconds)} ms (median)"
-    if imbalance := training.imbalance:
-        slowest = f"stage {imbalance.stage}"
-        slowest += f" of replica {imbalance.replica}" if training.data > 1 else ""
-        yield (
-            "Imbalance",
-            f"{percent(imbalance.ratio)}, {slowest} is the slowest (trigger {imbalance.trigger_ratio:.0%})",
-        )
-    if cost := training.cost:
-        yield (
-            "Its cost",
-            f"{duration(cost.imbalance_seconds)}, {cost.imbalance_device_hours:,.3g} device-hours "
-            f"({percent(cost.imbalance_ratio)} of the measured steps; an estimate)",
-        )
 
 
 def _stages_title(training: Training) -> str:
@@ -146,34 +115,13 @@ def _stages(training: Training) -> RenderableType:
     return table
 
 
-def holds(stage: Stage) -> str:
-    """What a stage holds: "4-7 + LM head"."""
-    parts = [stage.layers] if stage.layers else []
-    parts += ["embedding"] if stage.embedding else []
-    parts += ["LM head"] if stage.head else []
-    return " + ".join(parts) or "none"
-
-
 def _shares(training: Training) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right")
     table.add_column()
-    for name, ratio in step_shares(training):
-        table.add_row(percent(ratio), name)
+    for share in step_shares(training):
+        table.add_row(percent(share.ratio), share.name)
     return table
-
-
-def step_shares(training: Training) -> tuple[tuple[str, float], ...]:
-    """The parts of a step's time that a report shows: what it is, and its share."""
-    if training.shares is None:
-        return ()
-    shares = training.shares
-    return (
-        ("compute", shares.compute_ratio),
-        ("imbalance", shares.imbalance_ratio),
-        ("filling and draining the pipeline", shares.fill_ratio),
-        ("communication, optimizer, data and other", shares.other_ratio),
-    )
 
 
 def _devices(devices: Sequence[Device]) -> RenderableType:
@@ -199,15 +147,6 @@ def _devices(devices: Sequence[Device]) -> RenderableType:
         )
     _left_out(table, len(devices) - len(chosen), "devices that were used more")
     return table
-
-
-def device_name(device: Device) -> str:
-    """The shortest name that tells a device from the others of its node."""
-    if device.index is None:
-        return device.uuid
-    if device.kind == "cpu":
-        return f"cpu, processes of task {device.index}"
-    return f"{device.kind} {device.index}, {device.model}" if device.model else f"{device.kind} {device.index}"
 
 
 def ranks(device: Device) -> str:

@@ -70,8 +70,10 @@ def real(number: float | None) -> str:
     return ABSENT if number is None else f"{number:.4g}"
 
 
-def moment(seconds: float) -> str:
+def moment(seconds: float | None) -> str:
     """UTC, to the second."""
+    if seconds is None:
+        return ABSENT
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 

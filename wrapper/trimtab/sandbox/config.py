@@ -10,8 +10,6 @@ LONGEST_SOCKET_PATH_BYTES = 107
 """What sockaddr_un holds, its closing zero aside."""
 MEMORY_MEGABYTES = 16384
 """What a node claims to have. Nothing enforces it: the job's processes share the machine."""
-NVIDIA_MAJOR = 195
-"""Slurm counts GPUs as device nodes; these are of the NVIDIA driver's kind, and never opened."""
 
 
 class SandboxError(RuntimeError):

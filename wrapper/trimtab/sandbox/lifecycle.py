@@ -7,11 +7,9 @@ later one can end it. Changes are made one at a time, under a lock on the direct
 import fcntl
 import json
 import os
-import random
 import shutil
 import signal
 import socket
-import stat
 import subprocess
 import sys
 import time
@@ -21,14 +19,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from trimtab.sandbox import config, processes
+from trimtab.sandbox import config, machine, processes
 from trimtab.sandbox.config import Places, SandboxError, Spec
 from trimtab.sandbox.processes import Process
 from trimtab_slurm import settings
 from trimtab_slurm.cluster import CommandLineClient, SlurmError
 from trimtab_slurm.hooks import hook_script
 
-BINARIES = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol")
 START_SECONDS = 90.0
 """Two seconds where the machine is idle."""
 CANCEL_SECONDS = 15.0
@@ -37,8 +34,6 @@ RECORD_SECONDS = 30.0
 """How long the nodes' profiles may take to be written after the last job has ended."""
 GRACE_SECONDS = 5.0
 """Between SIGTERM and SIGKILL."""
-PORTS = range(10000, 20000)
-"""Below those of trimtab's ranks, and those that Linux takes for outgoing connections."""
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -75,6 +70,7 @@ def default_directory() -> Path:
 
 def find(directory: Path) -> Sandbox | None:
     """The sandbox that is recorded in a directory. Raises SandboxError when its record cannot be read."""
+    directory = _plain(directory)
     record = Places(directory).state
     try:
         values = json.loads(record.read_text(encoding="utf-8"))
@@ -91,30 +87,32 @@ def up(directory: Path, spec: Spec) -> tuple[Sandbox, bool]:
 
     Raises SandboxError, with nothing left behind, when it cannot be brought up.
     """
-    directory = directory.absolute()
+    directory = _plain(directory)
     Places(directory).check(spec)
-    check_machine()
-    with signals_raise(), _lock(directory, create=True):
-        found = find(directory)
-        if found and not found.lost:
-            return found, False
-        if found:
-            _take_down(found)
-        elif any(directory.iterdir()):
-            raise SandboxError(f"{directory} is not empty and holds no sandbox; choose another with --dir")
-        directory.mkdir(mode=0o755, exist_ok=True)
-        starting = _Starting(directory, spec)
-        try:
-            starting.start()
-        except BaseException:
-            _take_down(starting.sandbox)
-            raise
-        return starting.sandbox, True
+    machine.check()
+    with signals_raise():
+        while True:
+            with _lock(directory, create=True):
+                found = find(directory)
+                if found and not found.lost:
+                    return found, False
+                if found:
+                    _take_down(found)
+                    continue  # the lock has gone with the directory
+                if any(directory.iterdir()):
+                    raise SandboxError(f"{directory} is not empty and holds no sandbox; choose another with --dir")
+                starting = _Starting(directory, spec)
+                try:
+                    starting.start()
+                except BaseException:
+                    _take_down(starting.sandbox)
+                    raise
+                return starting.sandbox, True
 
 
 def down(directory: Path) -> bool:
     """Take down what is in a directory; whether there was anything. Safe to call at any time, and twice."""
-    directory = directory.absolute()
+    directory = _plain(directory)
     if find(directory) is None:
         return False
     with _lock(directory, create=False) as held:
@@ -143,7 +141,7 @@ class _Starting:
 
     def start(self) -> None:
         spec, places = self.sandbox.spec, self._places
-        ports = _free_ports(1 + spec.nodes)
+        ports = machine.free_ports(1 + spec.nodes)
         self._write_files(ports)
         self._spawn(
             "munged",
@@ -157,7 +155,7 @@ class _Starting:
         self._spawn("slurmctld", "-D")
         for node in spec.node_names:
             self._spawn("slurmd", "-D", "-N", node, name=node)
-        self._wait(lambda: _accepts(ports[0]), "slurmctld does not listen")
+        self._wait(lambda: machine.accepts(ports[0]), "slurmctld does not listen")
         self._wait(self._all_idle, "the nodes have not come up")
 
     def _write_files(self, ports: tuple[int, ...]) -> None:
@@ -169,7 +167,7 @@ class _Starting:
         for directory in (places.log("n1").parent, places.controller_state, places.spool("n1").parent):
             directory.mkdir()
         for index in range(spec.gpus):
-            _make_device(places.gpu(index), index)
+            machine.make_device(places.gpu(index), index)
         host = socket.gethostname().partition(".")[0]
         places.slurm_conf.write_text(config.slurm_conf(spec, places, host, ports))
         (places.directory / "gres.conf").write_text(config.gres_conf(spec, places))
@@ -184,7 +182,7 @@ class _Starting:
         name = name or program
         with self._places.output(name).open("wb") as output:
             started = subprocess.Popen(
-                [_find_binary(program) or program, *arguments],
+                [machine.find_binary(program) or program, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -269,56 +267,10 @@ def _ask(sandbox: Sandbox, command: Sequence[str]) -> str:
     return ""
 
 
-def check_machine() -> None:
-    """Raises SandboxError, with what to install, where no sandbox can run."""
-    missing = [name for name in BINARIES if not _find_binary(name)]
-    still = "`trimtab report` and `trimtab submit --dry-run` work without it."
-    if missing:
-        raise SandboxError(
-            f"a sandbox needs Slurm and munge, and {', '.join(missing)} cannot be found. On Debian: apt-get install "
-            f"munge slurm-client slurm-wlm-basic-plugins slurmctld slurmd. {still}"
-        )
-    if os.geteuid() != 0:
-        raise SandboxError(f"a sandbox starts slurmd, which needs root; this is user id {os.geteuid()}. {still}")
-
-
-def _find_binary(name: str) -> str | None:
-    """Daemons are in sbin, which is not on everyone's PATH."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/local/sbin:/usr/sbin:/sbin")
-
-
-def _make_device(path: Path, minor: int) -> None:
-    try:
-        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(config.NVIDIA_MAJOR, minor))
-    except PermissionError as error:
-        raise SandboxError(
-            "this machine does not allow device nodes (a container without CAP_MKNOD), which stand for GPUs; "
-            "`--gpus 0` works without"
-        ) from error
-
-
-def _free_ports(count: int) -> tuple[int, ...]:
-    """Ports that nothing listens on, from a random beginning: sandboxes that start together begin apart."""
-    first = random.randrange(len(PORTS))
-    found: list[int] = []
-    for step in range(len(PORTS)):
-        port = PORTS[(first + step) % len(PORTS)]
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind(("", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return tuple(found)
-    raise SandboxError(f"no {count} free ports between {PORTS.start} and {PORTS.stop}")
-
-
-def _accepts(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
+def _plain(directory: Path) -> Path:
+    """The absolute path as the kernel spells it; a link in the last place stays one, to be refused."""
+    directory = Path(os.path.abspath(directory))
+    return directory.parent.resolve() / directory.name
 
 
 @contextmanager

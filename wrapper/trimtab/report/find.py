@@ -1,0 +1,114 @@
+"""From what the user names, a job or a file, to the attempts that are recorded of it."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from trimtab import places
+from trimtab.recorder import recover
+from trimtab.report.summarize import summarize
+from trimtab.report.summary import Attempt, Summary
+from trimtab_slurm import collect, profile
+from trimtab_slurm.profile import Profile, ProfileError
+from trimtab_slurm.settings import SettingsError
+
+
+class ReportError(Exception):
+    """No report can be given: says of what, why, and what to do."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One attempt, read and summed up."""
+
+    file: Path
+    profile: Profile
+    summary: Summary
+
+
+def load(target: str, attempt: str | None, profiles: Path | None) -> list[Recorded]:
+    """The attempts that a report is wanted of, at least one, each with the chain that it belongs to.
+
+    `target` is a job id or a profile; `attempt` a number from 1, "all", or None for the newest; `profiles` is where
+    to look instead of the node's and the user's own profile root. Raises ReportError.
+    """
+    if not re.fullmatch(r"[0-9]+", target):
+        if attempt is not None:
+            raise ReportError(f"{target}: --attempt goes with a job id; a file holds one attempt")
+        return [_read(Path(target))]
+    files = _files(int(target), profiles)
+    if attempt is None:
+        chosen = files[-1:]
+    elif attempt == "all":
+        chosen = files
+    elif attempt.isdecimal() and 1 <= int(attempt) <= len(files):
+        chosen = [files[int(attempt) - 1]]
+    else:
+        raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all")
+    wanted = {file: _read(file) for file in chosen}
+    chain = _chain(files, wanted)
+    return [replace(recorded, summary=replace(recorded.summary, attempts=chain)) for recorded in wanted.values()]
+
+
+def _files(job_id: int, profiles: Path | None) -> list[Path]:
+    """One profile for each attempt of a job, oldest first; at least one."""
+    try:
+        roots = [profiles] if profiles else places.profile_roots()
+    except (SettingsError, OSError) as error:
+        raise ReportError(f"cannot tell where profiles are: {error}; pass --profiles DIR") from error
+    by_cluster: dict[str, Path] = {}
+    for root in roots:
+        for directory in sorted(root.glob(f"*/{job_id}")):
+            by_cluster.setdefault(directory.parent.name, directory)
+    if not by_cluster:
+        looked = ", ".join(map(str, roots))
+        raise ReportError(f"job {job_id}: no profile below {looked}; pass --profiles DIR if it is elsewhere")
+    if len(by_cluster) > 1:
+        found = ", ".join(map(str, by_cluster.values()))
+        raise ReportError(f"job {job_id}: several clusters have one of this id ({found}); name the file itself")
+    (directory,) = by_cluster.values()
+    try:
+        files = _merged(directory)
+    except OSError as error:
+        raise ReportError(f"job {job_id}: cannot read its profiles: {error}") from error
+    except ProfileError as error:
+        raise ReportError(f"{error}; move it away, and ask again") from error
+    if not files:
+        raise ReportError(
+            f"job {job_id}: nothing is recorded in {directory} yet; a profile appears when the job has ended on a node"
+        )
+    return files
+
+
+def _merged(directory: Path) -> list[Path]:
+    """Of someone else's job what is merged already: a privileged process does not write where a user can."""
+    if directory.stat().st_uid != os.geteuid():
+        return sorted(path for path in directory.iterdir() if path.suffix == ".h5")
+    recover(directory)
+    return collect.collect_job(directory)
+
+
+def _read(file: Path) -> Recorded:
+    try:
+        found = profile.read(file)
+    except ProfileError as error:
+        raise ReportError(str(error)) from error
+    return Recorded(file, found, summarize(found))
+
+
+def _chain(files: Sequence[Path], known: dict[Path, Recorded]) -> tuple[Attempt, ...]:
+    """All attempts in short. One that cannot be read does not hide the others."""
+    chain = []
+    for number, file in enumerate(files, start=1):
+        try:
+            summary = (known[file] if file in known else _read(file)).summary
+        except ReportError as error:
+            chain.append(Attempt(number, None, None, "damaged", str(error), str(file)))
+            continue
+        outcome = summary.outcome
+        chain.append(
+            Attempt(number, summary.start_seconds, summary.duration_seconds, outcome.state, outcome.sentence, str(file))
+        )
+    return tuple(chain)

@@ -1,0 +1,163 @@
+"""Profile and Summary -> one HTML file that holds everything it shows and loads nothing.
+
+Text of a job reaches the page escaped and without control characters, and the page's security policy allows only the
+two scripts that this module put in, by their hashes: even text that slipped through could not run.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from trimtab.report import series, wording
+from trimtab.report.figures import device_name, holds, key_figures, shape, step_shares
+from trimtab.report.summary import Device, Rank, Summary
+from trimtab_slurm.profile import Profile
+
+MOST_ROWS = 2_000
+"""Of a table: with more the page would open slowly; --json has all."""
+
+
+def write(path: Path, profile: Profile, summary: Summary) -> None:
+    """Write the page; whoever reads meanwhile sees the old file or the new one, never a half. Raises OSError."""
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(render(profile, summary))
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def render(profile: Profile, summary: Summary) -> str:
+    """The page as text. Raises ModuleNotFoundError where plotly is not installed."""
+    from plotly.offline import get_plotlyjs
+
+    scripts = [get_plotlyjs(), _resource("page.js")]
+    charts = _charts(profile, summary)
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("trimtab.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_plain,
+    )
+    environment.filters |= {
+        name: getattr(wording, name)
+        for name in ("percent", "milliseconds", "duration", "data_size", "count", "moment", "clock", "plural")
+    }
+    rows = list(_device_rows(summary))
+    return environment.get_template("page.html.j2").render(
+        summary=summary,
+        training=summary.training,
+        figures=tuple(key_figures(summary.training)) if summary.training else (),
+        shares=step_shares(summary.training) if summary.training else (),
+        shape=shape,
+        holds=holds,
+        device_name=device_name,
+        rows=rows[:MOST_ROWS],
+        rows_left_out=len(rows) - len(rows[:MOST_ROWS]),
+        events=summary.events[-MOST_ROWS:],
+        events_left_out=len(summary.events) - len(summary.events[-MOST_ROWS:]),
+        charts=charts,
+        thinning=_thinning(summary),
+        heat_caption=_heat_caption(charts["devices"]),
+        style=Markup(_resource("page.css")),
+        scripts=[Markup(script) for script in scripts],
+        hashes=" ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
+        data=_embedded(charts),
+    )
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """A rank on its device, or a device without one."""
+
+    rank: Rank | None
+    device: Device
+
+
+def _device_rows(summary: Summary) -> Iterator[DeviceRow]:
+    by_uuid = {device.uuid: device for device in summary.devices}
+    for rank in summary.ranks:
+        yield DeviceRow(rank, by_uuid[rank.device])
+    for device in summary.devices:
+        if not device.ranks:
+            yield DeviceRow(None, device)
+
+
+def _charts(profile: Profile, summary: Summary) -> dict[str, Any]:
+    """What the charts draw; a chart that would be empty is None."""
+    charts: dict[str, Any] = {"stages": None, "loss": None, "imbalance": None, "devices": None}
+    training = profile.training
+    if training and summary.training and summary.training.measured_steps:
+        window = int(training.attributes["window_steps"])
+        charts["stages"] = _lines(series.stage_lines(training))
+        charts["loss"] = _lines((series.loss_line(training), series.throughput_line(training)))
+        if imbalance := series.imbalance_lines(training, window):
+            trigger = float(training.attributes["trigger_ratio"]) * 100
+            charts["imbalance"] = {"lines": _lines(imbalance), "trigger_percent": trigger}
+    if heat := series.heat_map(profile, summary):
+        charts["devices"] = asdict(heat) | {"labels": [_label(label) for label in heat.labels]}
+    return charts
+
+
+def _lines(lines: tuple[series.Line, ...]) -> list[dict[str, Any]] | None:
+    drawn = [asdict(line) for line in lines if any(value is not None for value in line.y)]
+    return drawn or None
+
+
+def _thinning(summary: Summary) -> str:
+    steps = summary.training.measured_steps if summary.training else 0
+    if steps <= series.MOST_POINTS:
+        return ""
+    return " Of each span of steps, the smallest and the largest value are drawn."
+
+
+def _heat_caption(heat: dict[str, Any] | None) -> str:
+    if heat is None:
+        return ""
+    return f"Mean utilization in spans of {wording.duration(heat['bin_seconds'])}; blank where there is no sample."
+
+
+def _label(text: str) -> str:
+    """Plotly reads some tags in its labels."""
+    return html.escape(wording.plain(text, 60))
+
+
+def _embedded(charts: dict[str, Any]) -> Markup:
+    """JSON that cannot end the script element which holds it."""
+    text = json.dumps(charts, allow_nan=False, separators=(",", ":"))
+    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
+
+
+def _plain(value: object) -> object:
+    """Every text that the template prints passes here before it is escaped."""
+    return wording.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _resource(name: str) -> str:
+    return resources.files("trimtab.report").joinpath(name).read_text(encoding="utf-8")
+
+
+def _sha256(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _umask() -> int:
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
