@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from trimtab import sandbox as boxes
 from trimtab.cli import main
-from trimtab.sandbox import SandboxError, Spec, config, lifecycle, processes
+from trimtab.sandbox import SandboxError, Spec, config, machine, processes
 from trimtab.sandbox.config import Places
 from trimtab_slurm.profile import read
 
@@ -144,7 +144,7 @@ def test_only_what_runs_on_a_node_of_this_cluster_is_found(sleeper):
 
 
 def test_missing_programs_are_named_with_the_packages_to_install(monkeypatch, tmp_path):
-    monkeypatch.setattr(lifecycle, "_find_binary", lambda name: None if name in ("munged", "slurmd") else name)
+    monkeypatch.setattr(machine, "find_binary", lambda name: None if name in ("munged", "slurmd") else name)
     listed = (Path(__file__).parents[2] / "apt-packages.txt").read_text().split("[sandbox]\n")[1].split("\n[")[0]
     packages = [line for line in listed.splitlines() if re.match("[a-z]", line)]
     with pytest.raises(SandboxError, match=r"munged, slurmd cannot be found.*submit --dry-run") as refusal:
@@ -154,7 +154,7 @@ def test_missing_programs_are_named_with_the_packages_to_install(monkeypatch, tm
 
 
 def test_a_user_who_is_not_root_is_told_so(monkeypatch, tmp_path):
-    monkeypatch.setattr(lifecycle, "_find_binary", lambda name: name)
+    monkeypatch.setattr(machine, "find_binary", lambda name: name)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(SandboxError, match="needs root; this is user id 1000"):
         boxes.up(tmp_path / "box", Spec())
@@ -226,6 +226,19 @@ def test_every_node_has_its_gpus_and_all_of_them_run_tasks(sandbox):
     )
     assert tasks.returncode == 0, tasks.stderr
     assert sorted(tasks.stdout.splitlines()) == [f"n{n} {local} 0,1" for n in range(1, 5) for local in range(4)]
+
+
+@pytest.mark.slurm
+def test_a_directory_may_be_named_relatively_and_through_links(slurm_installed, box_directory, tmp_path, monkeypatch):
+    (tmp_path / "link").symlink_to(box_directory.parent)
+    box, _ = boxes.up(tmp_path / "link" / box_directory.name, Spec(nodes=1))
+    assert box.directory == box_directory
+    monkeypatch.chdir(box_directory.parent)
+    assert boxes.find(Path(box_directory.name)) == box
+    code, text = _trimtab("status", "--dir", box_directory.name)
+    assert (code, text.splitlines()[1:]) == (0, ["  n1 IDLE"])
+    assert boxes.down(Path(box_directory.name))
+    _assert_nothing_left(box_directory, box.daemons)
 
 
 @pytest.mark.slurm

@@ -268,9 +268,9 @@ def _ask(sandbox: Sandbox, command: Sequence[str]) -> str:
 
 
 def _plain(directory: Path) -> Path:
-    """The absolute path as the kernel spells it; a link in the last place stays one, to be refused."""
-    directory = Path(os.path.abspath(directory))
-    return directory.parent.resolve() / directory.name
+    """The absolute path as the kernel spells it; but a link itself stays one, to be refused."""
+    directory = directory.absolute()
+    return directory if directory.is_symlink() else directory.resolve()
 
 
 @contextmanager
