@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.protocol import Balance, Batch, Job, Parallel, Train, job_to_json
+from trimtab.protocol import Batch, Job, Model, Parallel, Train, job_to_json
 from trimtab_slurm.profile import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
 
 START_SECONDS = 1_780_000_000.0
@@ -38,12 +38,11 @@ def make_profile(
     world = tensor * pipeline * data
     nodes = tuple(f"n{index + 1}" for index in range(-(-world // ranks_per_node)))
     job = Job(
+        model=Model(layers=layers),
         parallel=Parallel(tensor=tensor, pipeline=pipeline),
         batch=Batch(microbatch_size=2, global_batch_size=2 * microbatches * data),
         train=Train(steps=max(steps, 30)),
-        balance=Balance(),
     )
-    job = dataclasses.replace(job, model=dataclasses.replace(job.model, layers=layers))
     places = [(replica, stage) for replica in range(data) for stage in range(pipeline)]
 
     def compute(replica, stage):

@@ -1,0 +1,266 @@
+"""The page, as text and in a real browser."""
+
+import dataclasses
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from trimtab.report import page
+from trimtab.report.summarize import summarize
+from trimtab_slurm.profile import Event
+
+pytest.importorskip("plotly", reason="the report extra is not installed")
+
+CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+HOSTILE = "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'>\x1b[31m\n{{ 7 * 7 }} \u202e"
+
+
+def render(profile):
+    return page.render(profile, summarize(profile))
+
+
+def hostile(profile):
+    """The profile with hostile text wherever a job, its user or a node can put text."""
+    training = dataclasses.replace(
+        profile.training,
+        attributes=profile.training.attributes | {"outcome": HOSTILE, "exit_code": 3},
+        events=(Event(profile.start_seconds + 1, HOSTILE, HOSTILE),),
+        ranks=profile.training.ranks | {"layers": np.array([HOSTILE] * 4), "node": np.array([HOSTILE] * 4)},
+    )
+    device = dataclasses.replace(profile.nodes[0].devices[0], model=HOSTILE, kind="gpu", uuid=HOSTILE)
+    node = dataclasses.replace(profile.nodes[0], node=HOSTILE, devices=(device,))
+    return dataclasses.replace(profile, user=HOSTILE, cluster=HOSTILE, training=training, nodes=(node,))
+
+
+class Elements(HTMLParser):
+    """Start tags of a page, and its text outside of scripts and styles."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self._inside = [], "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        self.text += " "
+
+    def handle_endtag(self, tag):
+        self._inside = ""
+
+    def handle_data(self, data):
+        if self._inside not in ("script", "style"):
+            self.text += data
+
+
+def test_the_page_answers_first(profile):
+    text = " ".join(Elements(render(profile)).text.split())
+    order = ["finished", "Trained to step 30", "Imbalance 17.2%", "Cost of imbalance 3.3 s", "What to change", "Stages"]
+    positions = [text.index(part) for part in order]
+    assert positions == sorted(positions)
+
+
+def test_hostile_text_is_text(profile):
+    whole = render(hostile(profile))
+    elements = Elements(whole)
+    assert [tag for tag, _ in elements.tags if tag == "img"] == []
+    assert len([tag for tag, _ in elements.tags if tag == "script"]) == 3  # data, plotly, our own
+    assert not any(name.startswith("on") for _, attributes in elements.tags for name in attributes)
+    assert (
+        "</script><script>window.owned = 1</script><img src=x onerror='window.owned = 1'> {{ 7 * 7 }}" in elements.text
+    )
+    assert "\x1b" not in whole.replace("\\x1b", "")
+    assert "\u202e" not in elements.text
+
+
+def test_nothing_is_loaded_and_only_the_known_scripts_may_run(profile):
+    elements = Elements(render(profile))
+    assert not any(re.match("(https?:)?//", value or "") for _, at in elements.tags for value in at.values())
+    assert {at["href"] for tag, at in elements.tags if tag == "link"} == {"data:,"}
+    (policy,) = [at["content"] for tag, at in elements.tags if at.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.partition("style-src")[0]
+    assert "unsafe-eval" not in policy
+
+
+def test_no_data_is_a_reason_and_not_a_number(profile):
+    text = Elements(render(dataclasses.replace(profile, nodes=()))).text
+    assert "no data: the node left no record" in text
+    assert "no node left a record" in text
+
+
+def test_a_chart_without_anything_to_draw_is_left_out(profiles, profile):
+    def charts(shown):
+        return {
+            at["id"]
+            for tag, at in Elements(render(shown)).tags
+            if tag == "div" and at.get("id", "").startswith("chart-")
+        }
+
+    assert charts(profile) == {"chart-stages", "chart-imbalance", "chart-loss", "chart-devices"}
+    assert charts(dataclasses.replace(profile, training=None)) == {"chart-devices"}
+    assert charts(dataclasses.replace(profile, nodes=())) == {"chart-stages", "chart-imbalance", "chart-loss"}
+    assert charts(profiles.make(pipeline=1)) == {"chart-stages", "chart-loss", "chart-devices"}
+    assert charts(profiles.make(steps=0)) == {"chart-devices"}
+
+
+def test_a_large_job_makes_no_large_page(profiles):
+    """1,024 ranks in 16 stages, a day of steps, an hour of samples each second."""
+    profile = profiles.make(tensor=8, pipeline=16, data=8, layers=64, ranks_per_node=8, steps=2500, seconds=3600)
+    from plotly.offline import get_plotlyjs
+
+    assert len(render(profile)) - len(get_plotlyjs()) < 8_000_000
+
+
+def test_a_page_is_written_whole_or_not_at_all(profile, tmp_path, monkeypatch):
+    target = tmp_path / "report.html"
+    target.write_text("before")
+
+    def fail(*_):
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="no space"):
+        page.write(target, profile, summarize(profile))
+    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+    assert target.read_text() == "before"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A headless Chromium that logs console and network."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    if not (CHROMIUM and DRIVER):
+        pytest.skip("needs Chromium and its driver (Debian: chromium, chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for argument in (
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        f"--user-data-dir={tmp_path_factory.mktemp('browser')}",
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def opened(browser, profile, directory, *, width=1280, height=800, scheme="light"):
+    """Open the page; returns what the browser complained of, and the addresses that it asked for."""
+    file = directory / "report.html"
+    page.write(file, profile, summarize(profile))
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    browser.execute_cdp_cmd(
+        "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    )
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(file.as_uri())
+    sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    asked = [one["params"]["request"]["url"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+    return browser.get_log("browser"), [url for url in asked if url != file.as_uri()]
+
+
+def drawn(browser):
+    """Chart -> how many lines, markers or images it has drawn, by what the browser has in its document."""
+    return browser.execute_script(
+        """
+        return Object.fromEntries([...document.querySelectorAll("[id^=chart-]")].map((chart) => [
+          chart.id.slice(6),
+          [...chart.querySelectorAll(".scatterlayer path.js-line, .scatterlayer path.point, .heatmaplayer image")]
+            .filter((mark) => { const box = mark.getBoundingClientRect(); return box.width + box.height > 0; }).length,
+        ]));
+        """
+    )
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+def test_a_browser_draws_every_chart_without_complaint_or_request(browser, profile, tmp_path, width, height, scheme):
+    complaints, requests = opened(browser, profile, tmp_path, width=width, height=height, scheme=scheme)
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("data:")] == []
+    assert drawn(browser) == {"stages": 2, "imbalance": 2, "loss": 2, "devices": 1}
+    overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
+    assert overflow <= 0, "the page scrolls sideways"
+
+
+def test_the_answer_is_on_the_first_screen_of_a_laptop(browser, profile, tmp_path):
+    opened(browser, profile, tmp_path, width=1366, height=768)
+    bottom = browser.execute_script("return document.querySelector('.advice').getBoundingClientRect().bottom")
+    assert bottom < 768
+
+
+def test_the_colors_follow_the_browser_when_they_change(browser, profile, tmp_path):
+    def line_color():
+        return browser.execute_script(
+            "return getComputedStyle(document.querySelector('#chart-stages path.js-line')).stroke"
+        )
+
+    opened(browser, profile, tmp_path)
+    light = line_color()
+    dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", dark)
+    browser.execute_async_script("requestAnimationFrame(() => setTimeout(arguments[0], 50))")
+    assert line_color() != light
+
+
+@pytest.mark.parametrize(
+    "partial",
+    ["no training", "no nodes", "two steps", "no step", "one stage", "no finite loss", "no sample", "64 ranks"],
+)
+def test_a_browser_shows_partial_and_large_data_without_complaint(browser, profile, profiles, tmp_path, partial):
+    nothing = [
+        dataclasses.replace(
+            node,
+            devices=tuple(
+                dataclasses.replace(device, samples={name: column[:0] for name, column in device.samples.items()})
+                for device in node.devices
+            ),
+        )
+        for node in profile.nodes
+    ]
+    shown, charts = {
+        "no training": (dataclasses.replace(profile, training=None), {"devices": 1}),
+        "no nodes": (dataclasses.replace(profile, nodes=()), {"stages": 2, "imbalance": 2, "loss": 2}),
+        "two steps": (profiles.make(steps=2, exit_code=3), {"stages": 2, "imbalance": 2, "loss": 2, "devices": 1}),
+        "no step": (profiles.make(steps=0, exit_code=3), {"devices": 1}),
+        "one stage": (profiles.make(pipeline=1), {"stages": 1, "loss": 2, "devices": 1}),
+        "no finite loss": (
+            profiles.change(profile, steps={"loss": np.full(30, np.nan)}),
+            {"stages": 2, "imbalance": 2, "loss": 1, "devices": 1},
+        ),
+        "no sample": (
+            dataclasses.replace(profile, nodes=tuple(nothing)),
+            {"stages": 2, "imbalance": 2, "loss": 2},
+        ),
+        "64 ranks": (
+            profiles.make(tensor=2, pipeline=8, data=4, ranks_per_node=8, steps=3000, seconds=1000),
+            {"stages": 8, "imbalance": 2, "loss": 2, "devices": 1},
+        ),
+    }[partial]
+    complaints, _ = opened(browser, shown, tmp_path)
+    assert complaints == []
+    assert drawn(browser) == charts
+
+
+def test_hostile_text_does_not_run_in_a_browser(browser, profile, tmp_path):
+    complaints, requests = opened(browser, hostile(profile), tmp_path)
+    assert complaints == []
+    assert [url for url in requests if not url.startswith("data:")] == []
+    assert browser.execute_script("return typeof window.owned") == "undefined"
+    assert drawn(browser)["stages"] == 2

@@ -1,0 +1,370 @@
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from trimtab.balance.measure import imbalance_ratio
+from trimtab.report import series
+from trimtab.report.advice import best_shares, layout_text
+from trimtab.report.stages import imbalance_by_step, step_times
+from trimtab.report.summarize import summarize
+from trimtab.report.summary import to_json
+from trimtab.report.wording import data_size, duration, milliseconds, plain
+
+SECONDS = st.floats(0.001, 1000)
+
+
+def texts(summary):
+    return [finding.text for finding in summary.findings]
+
+
+def kinds(summary):
+    return [finding.kind for finding in summary.findings]
+
+
+def test_a_finished_run_is_summed_up(profile):
+    summary = summarize(profile)
+    training = summary.training
+    assert (summary.outcome.state, summary.outcome.exit_code) == ("finished", 0)
+    assert summary.duration_seconds == 60
+    assert (training.measured_steps, training.last_step, training.planned_steps) == (30, 30, 30)
+    assert training.first_loss == pytest.approx(9 * 0.98)
+    assert training.last_loss == pytest.approx(9 * 0.98**30)
+    assert (training.tokens, training.tokens_per_second) == (90_000, 2000)
+    assert summary.warnings == ()
+
+
+def test_stages_carry_their_medians_and_what_they_hold(profile):
+    first, last = summarize(profile).training.stages
+    assert (first.layers, first.embedding, first.head) == ("0-3", True, False)
+    assert (last.layers, last.embedding, last.head) == ("4-7", False, True)
+    assert first.compute_seconds == pytest.approx(0.6)  # 4 layers of 0.15 s
+    assert last.compute_seconds == pytest.approx(0.85)  # and a head of 0.25 s
+    assert last.forward_seconds == pytest.approx(0.85 / 3)
+    assert last.not_computing_ratio == pytest.approx(1 - 0.85 / 1.5)
+    assert last.peak_memory_bytes == 2 << 30
+
+
+def test_imbalance_is_slowest_over_median_minus_one(profile):
+    imbalance = summarize(profile).training.imbalance
+    assert imbalance.ratio == pytest.approx(0.85 / 0.725 - 1)
+    assert (imbalance.stage, imbalance.measured_steps, imbalance.triggered) == (1, 20, True)
+
+
+def test_stage_figures_are_of_the_last_window_only(profile, profiles):
+    stages = dict(profile.training.stages)
+    early = (stages["step"] <= 10) & (stages["stage"] == 0)
+    stages["forward_seconds"] = np.where(early, 100.0, stages["forward_seconds"])
+    training = summarize(profiles.change(profile, training={"stages": stages})).training
+    assert training.stages[0].compute_seconds == pytest.approx(0.6)
+
+
+def test_cost_follows_the_1f1b_model(profile):
+    cost = summarize(profile).training.cost
+    # 8 microbatches: even, 0.725 + 0.725 / 8; as it is, 0.85 + 0.6 / 8. The difference, over 30 steps, on 4 devices.
+    a_step = (0.85 + 0.6 / 8) - (0.725 + 0.725 / 8)
+    assert cost.imbalance_seconds == pytest.approx(30 * a_step)
+    assert cost.imbalance_device_hours == pytest.approx(4 * 30 * a_step / 3600)
+    assert cost.imbalance_ratio == pytest.approx(a_step / 1.5)
+
+
+def test_the_shares_of_a_step_add_up(profile):
+    shares = summarize(profile).training.shares
+    assert shares.compute_ratio == pytest.approx(0.725 / 1.5)
+    assert shares.fill_ratio == pytest.approx(0.725 / 8 / 1.5)
+    assert sum(dataclasses.astuple(shares)) == pytest.approx(1)
+
+
+@given(st.lists(st.lists(SECONDS, min_size=3, max_size=3), min_size=1, max_size=4), st.integers(1, 64))
+def test_an_uneven_pipeline_never_beats_an_even_one(replicas, passes):
+    places = tuple((replica, stage) for replica in range(len(replicas)) for stage in range(3))
+    times = step_times(np.array([[value for own in replicas for value in own]]), places, passes)
+    assert times.imbalance_seconds[0] >= 0
+    longest = max(max(own) + (sum(own) - max(own)) / passes for own in replicas)
+    whole = times.compute_seconds[0] + times.fill_seconds[0] + times.imbalance_seconds[0]
+    assert whole == pytest.approx(longest)  # rounding of sums of floats
+
+
+@given(st.lists(SECONDS, min_size=2, max_size=9))
+def test_the_imbalance_by_step_is_that_of_the_progress_line(seconds):
+    assert imbalance_by_step(np.array([seconds]))[0] == pytest.approx(imbalance_ratio(seconds), abs=1e-12)
+
+
+def test_an_lm_head_is_found_and_a_better_layout_estimated(profile):
+    found = summarize(profile).findings
+    assert [finding.kind for finding in found] == ["imbalance", "layout"]
+    assert found[0].text == "Stage 1 takes 17.2% longer than the median stage; it holds layers 4-7 and the LM head."
+    # 5 layers: 750 ms; 3 layers and a head of 250 ms: 700 ms
+    assert 'parallel.layout = "Ettttt|tttL"' in found[1].text
+    assert "to about 3.4%" in found[1].text
+    assert "from 850 to 750 ms" in found[1].text
+    assert "Estimated, assuming" in found[1].text
+
+
+def test_no_layout_is_proposed_that_gains_nothing(profiles):
+    # one layer a stage: it would leave the last stage with the head alone, and the first with two layers
+    summary = summarize(profiles.make(layers=2, head_seconds=0.1))
+    assert kinds(summary) == ["imbalance", "layout"]
+    assert "No split of whole layers" in texts(summary)[1]
+
+
+def test_nothing_is_said_of_the_layers_of_a_users_own_model(profile, profiles):
+    job = json.loads(profile.training.attributes["job"])
+    job["model"]["provider"] = "mine:build"
+    summary = summarize(profiles.change(profile, attributes={"job": json.dumps(job)}))
+    assert kinds(summary) == ["imbalance"]
+
+
+def test_a_level_pipeline_has_nothing_to_change(profiles):
+    summary = summarize(profiles.make(head_seconds=0.0))
+    assert kinds(summary) == ["none"]
+    assert texts(summary)[0].startswith("Nothing to change: the slowest stage takes 0.0% longer")
+    assert summary.training.cost.imbalance_seconds == 0
+
+
+def test_a_stage_that_is_slow_in_one_replica_points_at_its_devices(profiles):
+    profile = profiles.make(tensor=1, pipeline=4, data=3, head_seconds=0.0, slow=(2, 1, 1.4))
+    summary = summarize(profile)
+    assert kinds(summary) == ["imbalance", "devices"]
+    assert texts(summary)[0].startswith("Stage 1 of replica 2 takes 40.0% longer")
+    assert "devices and the data of replica 2" in texts(summary)[1]
+
+
+def test_a_head_that_slows_all_replicas_points_at_the_layout(profiles):
+    assert kinds(summarize(profiles.make(data=2))) == ["imbalance", "layout"]
+
+
+@given(st.integers(1, 24), st.integers(2, 6), st.floats(0, 10))
+def test_best_shares_are_the_best_of_all_splits(layers, stages, head):
+    if layers < stages - 1:
+        with pytest.raises(ValueError, match="cannot be split"):
+            best_shares(layers, stages, head)
+        return
+    shares = best_shares(layers, stages, head)
+    assert sum(shares) == layers
+    assert min(shares[:-1]) >= 1
+    found = max(*shares[:-1], shares[-1] + head)
+    # the fastest possible pace for each number of layers on the last stage
+    paces = [max(math.ceil((layers - last) / (stages - 1)), last + head) for last in range(layers - (stages - 1) + 1)]
+    assert found == min(paces)
+
+
+def test_a_layout_is_written_as_megatron_core_reads_it():
+    assert layout_text((5, 3)) == "Ettttt|tttL"
+    assert layout_text((2, 2, 0)) == "Ett|tt|L"
+
+
+def test_a_failure_comes_first(profiles):
+    outcome = "rank 3 (node n2, stage 1, pid 7) vanished after step 2: it was killed, or its node failed"
+    summary = summarize(profiles.make(steps=2, exit_code=3, outcome=outcome))
+    assert (summary.outcome.state, summary.outcome.exit_code) == ("failed", 3)
+    assert kinds(summary) == ["failure"]  # two steps say nothing of the stages
+    assert outcome in texts(summary)[0]
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "state"),
+    [(0, "finished"), (75, "stopped"), (2, "failed"), (4, "failed"), (143, "failed"), (-1, "unknown")],
+)
+def test_the_state_follows_the_exit_code(profiles, exit_code, state):
+    assert summarize(profiles.make(exit_code=exit_code)).outcome.state == state
+
+
+def test_a_step_that_some_stages_never_reported_is_left_out(profile, profiles):
+    stages = {name: column[:-1] for name, column in profile.training.stages.items()}
+    training = summarize(profiles.change(profile, training={"stages": stages})).training
+    assert training.measured_steps == 30
+    assert training.cost.measured_steps == 29
+    assert training.imbalance.ratio == pytest.approx(0.85 / 0.725 - 1)
+
+
+def test_no_step_at_all_is_said_and_not_shown_as_zero(profiles):
+    summary = summarize(profiles.make(steps=0, exit_code=3, outcome="rank 0 failed: no"))
+    training = summary.training
+    assert (training.measured_steps, training.tokens) == (0, 0)
+    assert training.first_loss is training.tokens_per_second is training.imbalance is training.cost is None
+    assert training.shares is None
+    assert "no step was completed" in summary.warnings
+
+
+def test_one_stage_has_no_imbalance(profiles):
+    summary = summarize(profiles.make(pipeline=1))
+    assert summary.training.imbalance is None
+    assert summary.training.cost is None
+    assert texts(summary) == ["Nothing to change: with one stage, there is no imbalance."]
+
+
+def test_a_loss_that_is_no_number_is_told(profile, profiles):
+    loss = profile.training.steps["loss"].copy()
+    loss[20:] = np.nan
+    summary = summarize(profiles.change(profile, steps={"loss": loss}))
+    assert summary.training.last_loss_step == 20
+    assert summary.warnings == ("the loss is NaN, infinite or missing in 10 steps, the first of them step 21",)
+
+
+def test_a_job_without_training_still_has_its_devices(profile):
+    summary = summarize(dataclasses.replace(profile, training=None))
+    assert (summary.outcome.state, summary.outcome.exit_code, summary.training) == ("recorded", None, None)
+    assert [device.ranks for device in summary.devices] == [(), (), (), ()]
+    assert summary.devices[0].utilization_mean_ratio == pytest.approx(0.5, abs=0.02)  # a sine, not whole periods
+
+
+def test_a_job_without_node_records_says_so(profile):
+    summary = summarize(dataclasses.replace(profile, nodes=()))
+    assert summary.warnings[0].startswith("no node left a record")
+    assert {device.no_data for device in summary.devices} == {"the node left no record"}
+    assert {device.utilization_mean_ratio for device in summary.devices} == {None}
+
+
+def test_a_missing_node_is_named(profile):
+    summary = summarize(dataclasses.replace(profile, nodes=profile.nodes[:1]))
+    assert summary.missing_nodes == ("n2",)
+    assert "no record of 1 node: n2" in summary.warnings
+    assert [(device.ranks, device.no_data) for device in summary.devices if device.no_data] == [
+        ((2,), "the node left no record"),
+        ((3,), "the node left no record"),
+    ]
+
+
+def with_samples(profile, samples, **fields):
+    """The profile of the first node alone, its first device with these samples."""
+    node = profile.nodes[0]
+    device = dataclasses.replace(node.devices[0], samples=samples, **fields)
+    return dataclasses.replace(
+        profile, nodes=(dataclasses.replace(node, devices=(device,)),), expected_nodes=("n1",), training=None
+    )
+
+
+def test_no_sample_is_no_data_and_not_zero(profile):
+    empty = {name: column[:0] for name, column in profile.nodes[0].devices[0].samples.items()}
+    (device,) = summarize(with_samples(profile, empty)).devices
+    assert (device.utilization_mean_ratio, device.memory_max_bytes, device.samples) == (None, None, 0)
+    assert device.no_data == "no sample; the sampling period is 1 s"
+
+
+def test_a_figure_that_the_hardware_does_not_give_has_its_reason(profile):
+    samples = profile.nodes[0].devices[0].samples
+    none = samples | {"utilization_ratio": np.full(60, np.nan)}
+    reason = {"utilization_ratio": "not supported on a MIG instance"}
+    (device,) = summarize(with_samples(profile, none, absent=reason, kind="mig")).devices
+    assert device.utilization_mean_ratio is None
+    assert device.no_data == "not supported on a MIG instance"
+    assert device.memory_max_bytes == 400 * 2**20
+
+
+def test_a_device_whose_samples_stop_early_has_low_coverage(profile):
+    half = {name: column[:30] for name, column in profile.nodes[0].devices[0].samples.items()}
+    summary = summarize(with_samples(profile, half, kind="gpu"))
+    assert summary.devices[0].coverage_ratio == pytest.approx(30 / 59)
+    assert summary.warnings == ("1 device with less than 90% of the expected samples, the least on n1 with 50.8%",)
+
+
+def test_a_task_is_expected_only_while_it_runs(profile):
+    half = {name: column[30:] for name, column in profile.nodes[0].devices[0].samples.items()}
+    assert summarize(with_samples(profile, half)).devices[0].coverage_ratio == 1
+
+
+def test_a_job_shorter_than_the_sampling_period_says_so(profiles):
+    summary = summarize(dataclasses.replace(profiles.make(seconds=0.5), training=None))
+    assert summary.devices[0].coverage_ratio is None
+    assert summary.warnings[0].startswith("shorter than the sampling period of 1 s on n1, n2")
+
+
+def test_events_of_all_sources_are_in_the_order_of_time(profile):
+    assert [(event.source, event.kind) for event in summarize(profile).events] == [
+        ("n1", "sampler"),
+        ("n2", "sampler"),
+        ("training", "checkpoint"),
+    ]
+
+
+def test_json_holds_null_for_what_is_absent_and_never_nan(profiles):
+    profile = profiles.make(steps=0)
+    values = json.loads(to_json([summarize(profile)]), parse_constant=pytest.fail)
+    assert values["schema"] == 1
+    assert values["training"]["first_loss"] is None
+    assert set(values) >= {"outcome", "training", "devices", "ranks", "events", "warnings", "findings", "attempts"}
+
+
+def test_several_attempts_are_a_list_in_json(profile):
+    assert [one["job_id"] for one in json.loads(to_json([summarize(profile)] * 2))] == [42, 42]
+
+
+def test_thinned_lines_keep_their_extremes():
+    values = np.zeros(100_000)
+    values[[17, 55_555]] = [5.0, -3.0]
+    line = series.thinned("x", np.arange(100_000), values, limit=1000)
+    assert len(line.x) == len(line.y) <= 1000
+    assert dict(zip(line.x, line.y, strict=True))[17] == 5.0
+    assert dict(zip(line.x, line.y, strict=True))[55_555] == -3.0
+
+
+def test_a_line_that_is_no_number_has_a_gap():
+    assert series.thinned("x", np.arange(3), np.array([1.0, np.nan, np.inf])).y == (1.0, None, None)
+
+
+def test_a_heat_map_is_bounded_however_long_the_job_was(profiles):
+    profile = profiles.make(tensor=8, pipeline=8, data=1, ranks_per_node=8, steps=3, seconds=20_000, layers=8)
+    heat = series.heat_map(profile, summarize(profile))
+    assert len(heat.labels) == 64
+    assert len(set(heat.labels)) == 64
+    assert len(heat.time_seconds) == series.MOST_BINS
+    assert {len(row) for row in heat.ratios} == {series.MOST_BINS}
+    # a bin is 33 samples long, and a sine's mean over it is near its middle
+    assert heat.ratios[0][10] == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_span_without_a_sample_is_blank_in_the_heat_map(profile):
+    samples = {name: np.delete(column, slice(20, 30)) for name, column in profile.nodes[0].devices[0].samples.items()}
+    gap = with_samples(profile, samples)
+    (row,) = series.heat_map(gap, summarize(gap)).ratios
+    assert [index for index, value in enumerate(row) if value is None] == list(range(20, 30))
+
+
+def test_the_window_of_the_imbalance_chart_is_that_of_the_report(profile):
+    each, window = series.imbalance_lines(profile.training, 20)
+    assert each.x == window.x == tuple(range(1, 31))
+    assert window.y[-1] == pytest.approx(100 * summarize(profile).training.imbalance.ratio, abs=1e-4)  # rounded
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\x1b[0m and \x1b]0;title\x07more", "red and more"),
+        ("a\nb\r\x00\x07c\td", "a b c d"),
+        ("\u202eevil\u2066 \ufeffx", "evil x"),
+        ("\x1b[2J\x1b[H", ""),
+        ("\x9b31mred", "31mred"),
+        ("\ud800", ""),
+        ("Grüße, 世界", "Grüße, 世界"),
+        ("x" * 3000, "x" * 1999 + "…"),
+    ],
+)
+def test_text_of_a_job_is_made_plain(text, shown):
+    assert plain(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (None, "-"),
+        (0.04, "0.0 s"),
+        (8.25, "8.2 s"),
+        (59.99, "60.0 s"),
+        (134, "2 min 14 s"),
+        (11100, "3 h 05 min"),
+        (187200, "2 d 04 h"),
+    ],
+)
+def test_durations_have_two_units_at_most(seconds, shown):
+    assert duration(seconds) == shown
+
+
+def test_figures_are_worded_with_their_unit():
+    assert (milliseconds(0.7351), milliseconds(0.00123), milliseconds(None)) == ("735", "1.23", "-")
+    assert (data_size(1536), data_size(400 * 2**20), data_size(1.5 * 2**30)) == ("2 KiB", "400 MiB", "1.5 GiB")
+    assert (data_size(None), data_size(2**41)) == ("-", "2.00 TiB")
