@@ -48,7 +48,12 @@ function stageColor(index, count) {
   return `hsl(${hue}, ${saturation}%, ${light}%)`;
 }
 
-const steps = { title: { text: "step", standoff: 6 }, tickformat: ",d" };
+// Of few steps the axis would name fractions, rounded to the same number twice.
+function stepAxis(lines, more) {
+  const drawn = lines.flatMap((one) => [one.x[0], one.x[one.x.length - 1]]);
+  const few = Math.max(...drawn) - Math.min(...drawn) < 8;
+  return axis({ title: { text: "step", standoff: 6 }, tickformat: ",d", ...(few ? { dtick: 1 } : {}), ...more });
+}
 
 const drawings = {
   stages(lines) {
@@ -57,7 +62,7 @@ const drawings = {
         hovertemplate: "%{y:,.1f} ms",
       })),
       layout: layout(320, {
-        xaxis: axis(steps), yaxis: axis({ title: { text: "ms a step", standoff: 8 }, rangemode: "tozero" }),
+        xaxis: stepAxis(lines), yaxis: axis({ title: { text: "ms a step", standoff: 8 }, rangemode: "tozero" }),
         showlegend: lines.length <= 16,
       }),
     };
@@ -70,7 +75,7 @@ const drawings = {
         hovertemplate: "%{y:.1f}%",
       })),
       layout: layout(320, {
-        xaxis: axis(steps), yaxis: axis({ ticksuffix: "%", rangemode: "tozero" }),
+        xaxis: stepAxis(lines), yaxis: axis({ ticksuffix: "%", rangemode: "tozero" }),
         shapes: [{
           type: "line", xref: "paper", x0: 0, x1: 1, y0: trigger, y1: trigger,
           line: { color: color("bad"), width: 1.5, dash: "dash" },
@@ -94,7 +99,7 @@ const drawings = {
     return {
       data: drawn,
       layout: layout(both ? 400 : 300, {
-        xaxis: axis(Object.assign({ anchor: both ? "y2" : "y" }, steps)),
+        xaxis: stepAxis(lines, { anchor: both ? "y2" : "y" }),
         yaxis: upper ? axis({ title: { text: "loss", standoff: 8 }, domain: both ? [0.46, 1] : [0, 1] }) : rate,
         ...(both ? { yaxis2: Object.assign(rate, { domain: [0, 0.38] }) } : {}),
       }),
@@ -110,13 +115,13 @@ const drawings = {
         z: ratios, zmin: 0, zmax: most, xgap: 0, ygap: small ? 2 : 0, hoverongaps: false,
         colorscale: [[0, color("heat-low")], [0.5, color("heat-middle")], [1, color("heat-high")]],
         colorbar: narrow.matches
-          ? { orientation: "h", thickness: 8, tickformat: ".0%", outlinewidth: 0, y: 1, yanchor: "bottom" }
+          ? { orientation: "h", thickness: 8, tickformat: ".0%", outlinewidth: 0, y: 1, yanchor: "bottom", ypad: 8 }
           : { thickness: 10, tickformat: ".0%", outlinewidth: 0, len: 1, y: 0.5 },
         hovertemplate: "%{y}<br>%{x|%H:%M:%S}<br>%{z:.1%}<extra></extra>",
       }],
-      layout: layout(Math.max(200, Math.min(760, labels.length * (small ? 30 : 12) + 90)), {
+      layout: layout(Math.max(narrow.matches ? 250 : 200, Math.min(760, labels.length * (small ? 30 : 12) + 90)), {
         hovermode: "closest", showlegend: false,
-        xaxis: axis({ type: "date", showgrid: false, title: { text: "UTC", standoff: 6 }, tickangle: 0, nticks: narrow.matches ? 4 : 0 }),
+        xaxis: axis({ type: "date", showgrid: false, title: { text: narrow.matches ? "" : "UTC", standoff: 6 }, tickangle: 0, nticks: narrow.matches ? 4 : 0 }),
         yaxis: axis({ type: "category", autorange: "reversed", showgrid: false, fixedrange: true, ticklen: 4 }),
         margin: { l: 48, r: 12, t: narrow.matches ? 40 : 12, b: 40 },
       }),
