@@ -4,6 +4,7 @@ Training never waits for it. Two threads of the background talk to the wrapper; 
 training goes on, and what would have been reported is dropped after one line on stderr.
 """
 
+import contextlib
 import queue
 import socket
 import sys
@@ -60,10 +61,9 @@ class Control:
             self._sender.join(CLOSE_SECONDS)
 
     def _put(self, message: Message | None) -> None:
-        try:
+        # Full: a wrapper that has read nothing for thousands of steps. The reports are lost, training is not.
+        with contextlib.suppress(queue.Full):
             self._queue.put_nowait(message)
-        except queue.Full:
-            pass  # a wrapper that has read nothing for thousands of steps: the reports are lost, training is not
 
     def _send_all(self, address: str) -> None:
         try:

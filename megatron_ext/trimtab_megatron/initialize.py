@@ -28,9 +28,7 @@ def normal(std: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return note
 
 
-def initialize(
-    chunks: Sequence[torch.nn.Module], config: TransformerConfig, seed: int, world: World
-) -> None:
+def initialize(chunks: Sequence[torch.nn.Module], config: TransformerConfig, seed: int, world: World) -> None:
     """Give each noted weight of the chunks its values."""
     for name, weight in global_parameters(chunks):
         std = getattr(weight, _STD, None)

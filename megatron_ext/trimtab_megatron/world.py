@@ -96,9 +96,7 @@ def join(who: Identity, cuda: bool) -> dist.ProcessGroup:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise RankError(f"{name} is not set: the ranks do not know where to meet")
-    dist.init_process_group(
-        "nccl" if cuda else "gloo", rank=who.rank, world_size=who.world_size, timeout=START_TIMEOUT
-    )
+    dist.init_process_group("nccl" if cuda else "gloo", rank=who.rank, world_size=who.world_size, timeout=START_TIMEOUT)
     return dist.new_group(backend="gloo", timeout=START_TIMEOUT) if cuda else dist.group.WORLD
 
 
