@@ -151,12 +151,13 @@ def _recorded(pid_file: Path) -> tuple[int, int]:
 
 
 def _start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with its id, its identity. 0: there is none."""
+    """When a process began, in clock ticks since boot: with its id, its identity. 0: there is none that still runs."""
     try:
-        return int(
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[19]
+        state, *fields = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         )
-    except (OSError, IndexError):
+        return 0 if state == "Z" else int(fields[18])
+    except (OSError, ValueError, IndexError):
         return 0
 
 
