@@ -12,6 +12,7 @@ import pytest
 
 from trimtab_slurm import collect, profile, settings
 from trimtab_slurm.hooks import hook_script
+from trimtab_slurm.journal import Record, read
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
 
@@ -74,6 +75,16 @@ class Node:
         (pid_file,) = (self.directory / "run" / "n1").glob(f"{job_id}-*.pid")
         return int(pid_file.read_text().split()[0])
 
+    def wait_for_samples(self, job_id: int, count: int = 8) -> None:
+        """Return when the journal of a job holds some samples of a device."""
+        deadline = time.monotonic() + 30
+        sampled = 0
+        while sampled < count:
+            assert time.monotonic() < deadline, "nothing was sampled"
+            time.sleep(0.05)
+            for path in self.directory.glob(f"journals/n1/{job_id}-*.journal"):
+                sampled = sum(isinstance(record, Record) and record.kind == "S" for record in read(path))
+
     def profile(self, job_id: int, seconds: float = 20) -> profile.Profile:
         """The job's only merged profile, once it is there."""
         deadline = time.monotonic() + seconds
@@ -110,7 +121,7 @@ def busy(node):
 def test_a_job_is_profiled_from_prolog_to_epilog(node, busy):
     busy(7)
     node.hook("prolog", 7)
-    time.sleep(1)
+    node.wait_for_samples(7)
     node.hook("epilog", 7)
     recorded = node.profile(7)
     assert (recorded.cluster, recorded.job_id, recorded.user, recorded.missing_nodes) == ("c", 7, "root", ())
@@ -145,11 +156,11 @@ def test_one_jobs_end_leaves_the_others_sampler_alone(node):
 def test_a_killed_sampler_loses_only_what_comes_after(node, busy):
     busy(9)
     node.hook("prolog", 9)
-    time.sleep(1)
+    node.wait_for_samples(9)
     os.kill(node.sampler_pid(9), signal.SIGKILL)
     node.hook("epilog", 9)
     recorded = node.profile(9)
-    assert len(recorded.nodes[0].devices[0].samples["time_seconds"]) > 3
+    assert len(recorded.nodes[0].devices[0].samples["time_seconds"]) >= 8
     assert any("the sampler died" in event.text for event in recorded.nodes[0].events)
 
 
