@@ -5,7 +5,7 @@ from trimtab.protocol import Done, Failed, Hello, StepReport
 
 
 def roll_of(world_size, *, steps=10):
-    roll = Roll(world_size, steps)
+    roll = Roll(steps)
     for rank in range(world_size):
         roll.hear(rank, Hello("", rank, f"n{rank}", 0, 100 + rank, 0, rank, 0, (), 1, ""))
         roll.hear(rank, StepReport(rank, 4, 0.0, 1.0, 0.3, 0.6, 8, 100, 0))
@@ -13,7 +13,7 @@ def roll_of(world_size, *, steps=10):
 
 
 def finish(roll, step):
-    for rank in range(roll.world_size):
+    for rank in roll.ranks:
         roll.hear(rank, Done(rank, step))
         roll.lose(rank)
 
@@ -23,6 +23,13 @@ def test_trained_to_the_end():
     finish(roll, 10)
     assert roll.outcome(0, None).exit_code == ExitCode.TRAINED
     assert roll.outcome(0, None).sentence == "trained to step 10"
+
+
+def test_a_lost_connection_alone_is_no_failure():
+    roll = roll_of(2)
+    roll.lose(1)
+    roll.hear(0, Done(0, 10))
+    assert roll.outcome(0, None).exit_code == ExitCode.TRAINED
 
 
 def test_stopped_and_saved_asks_to_be_requeued():
@@ -72,6 +79,6 @@ def test_a_rank_that_fails_while_stopping_is_still_a_failure():
 
 
 def test_srun_that_starts_nothing():
-    outcome = Roll(2, 10).outcome(1, None)
+    outcome = Roll(10).outcome(1, None)
     assert outcome.exit_code == 4
     assert "before any rank reported" in outcome.sentence

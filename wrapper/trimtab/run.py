@@ -71,7 +71,7 @@ class _Run:
                 data=shape.data,
             ),
         )
-        self._roll = Roll(allocated.world_size, job.train.steps)
+        self._roll = Roll(job.train.steps)
         self._progress = Progress(allocated.world_size, job.train.steps, job.balance)
         self._printed_seconds = 0.0
         self._stop: signal.Signals | None = None
