@@ -159,20 +159,27 @@ def browser(tmp_path_factory):
 
 
 def opened(browser, profile, directory, *, width=1280, height=800, scheme="light"):
-    """Open the page; returns what the browser complained of, and the addresses that it asked for."""
+    """Open the page; returns what the browser complained of, and the addresses that the page asked for."""
     file = directory / "report.html"
     page.write(file, profile, summarize(profile))
-    for log in ("browser", "performance"):
-        browser.get_log(log)
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    return visit(browser, file)
+
+
+def visit(browser, file):
+    """Open a file; returns as `opened`."""
+    for log in ("browser", "performance"):
+        browser.get_log(log)
     browser.get(file.as_uri())
     sent = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [one["params"]["request"]["url"] for one in sent if one["method"] == "Network.requestWillBeSent"]
-    return browser.get_log("browser"), [url for url in asked if url != file.as_uri()]
+    requests = [one["params"] for one in sent if one["method"] == "Network.requestWillBeSent"]
+    asked = {request["request"]["url"] for request in requests if request["documentURL"] == file.as_uri()}
+    assert file.as_uri() in asked
+    return browser.get_log("browser"), sorted(url for url in asked - {file.as_uri()} if not url.startswith("data:"))
 
 
 def drawn(browser):
@@ -193,7 +200,7 @@ def drawn(browser):
 def test_a_browser_draws_every_chart_without_complaint_or_request(browser, profile, tmp_path, width, height, scheme):
     complaints, requests = opened(browser, profile, tmp_path, width=width, height=height, scheme=scheme)
     assert complaints == []
-    assert [url for url in requests if not url.startswith("data:")] == []
+    assert requests == []
     assert drawn(browser) == {"stages": 2, "imbalance": 2, "loss": 2, "devices": 1}
     overflow = browser.execute_script("return document.documentElement.scrollWidth - window.innerWidth")
     assert overflow <= 0, "the page scrolls sideways"
@@ -261,6 +268,23 @@ def test_a_browser_shows_partial_and_large_data_without_complaint(browser, profi
 def test_hostile_text_does_not_run_in_a_browser(browser, profile, tmp_path):
     complaints, requests = opened(browser, hostile(profile), tmp_path)
     assert complaints == []
-    assert [url for url in requests if not url.startswith("data:")] == []
+    assert requests == []
     assert browser.execute_script("return typeof window.owned") == "undefined"
     assert drawn(browser)["stages"] == 2
+
+
+def test_a_script_that_slipped_through_would_not_run(browser, profile, tmp_path):
+    file = tmp_path / "report.html"
+    smuggled = "<script>window.owned = 1</script><img src='other.png'></main>"
+    file.write_text(render(profile).replace("</main>", smuggled))
+    complaints, _ = visit(browser, file)
+    assert len(complaints) == 2  # the browser says of both that the page's policy forbids them
+    assert all("Content Security Policy" in complaint["message"] for complaint in complaints)
+    assert browser.execute_script("return typeof window.owned") == "undefined"
+
+
+def test_a_request_would_be_noticed(browser, tmp_path):
+    file = tmp_path / "report.html"
+    (tmp_path / "other.css").write_text("")
+    file.write_text("<!doctype html><link rel=icon href='data:,'><link rel=stylesheet href=other.css>")
+    assert visit(browser, file) == ([], [(tmp_path / "other.css").as_uri()])

@@ -80,10 +80,6 @@ const drawings = {
           type: "line", xref: "paper", x0: 0, x1: 1, y0: trigger, y1: trigger,
           line: { color: color("bad"), width: 1.5, dash: "dash" },
         }],
-        annotations: [{
-          xref: "paper", x: 1, xanchor: "right", y: trigger, yanchor: "bottom", yshift: 2, showarrow: false,
-          text: `trigger ${+trigger.toPrecision(3)}%`, font: { color: color("bad"), size: 12 },
-        }],
       }),
     };
   },

@@ -13,6 +13,8 @@ from trimtab_slurm.profile import Profile, TrainingProfile
 MOST_CELLS = 150_000
 """Of the heat map: some 5 characters each in the page."""
 MOST_BINS, FEWEST_BINS = 600, 60
+LONGEST_PERIODS = 1.25
+"""A sample that comes later than this after the one before leaves a gap."""
 MOST_POINTS = 2_000
 """Of one line."""
 MOST_POINTS_OF_A_CHART = 60_000
@@ -103,7 +105,7 @@ def heat_map(profile: Profile, summary: Summary) -> HeatMap | None:
     wanted = int((last - first) / period) + 1
     bins = max(1, min(wanted, max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // len(devices)))))
     width = max((last - first) / bins, period)
-    rows = tuple(_values(_binned(*series[device.uuid], first, width, bins), 3) for device in devices)
+    rows = tuple(_values(_binned(*series[device.uuid], first, width, bins, period), 3) for device in devices)
     labels = tuple(
         f"{device.node} · " + (_ranks(device.ranks) if device.ranks else f"{device.kind} {device.index}")
         for device in devices
@@ -127,12 +129,22 @@ def thinned(name: str, x: npt.NDArray[np.generic], y: Floats, limit: int = MOST_
     return Line(name, tuple(x[chosen].tolist()), _values(y[chosen]))
 
 
-def _binned(time_seconds: Floats, values: Floats, first: float, width: float, bins: int) -> Floats:
+def _binned(
+    time_seconds: Floats, values: Floats, first: float, width: float, bins: int, period_seconds: float
+) -> Floats:
+    """The mean of the samples in each bin. A sample is of the period before it: where clocks drift past a bin of about
+    one period, it takes the sample that follows."""
     known = np.isfinite(values)
-    places = np.clip(((time_seconds[known] - first) / width).astype(np.intp), 0, bins - 1)
+    moments, figures = time_seconds[known], values[known]
+    places = np.clip(((moments - first) / width).astype(np.intp), 0, bins - 1)
     counts = np.bincount(places, minlength=bins)
     means = np.full(bins, np.nan)
-    np.divide(np.bincount(places, values[known], bins), counts, out=means, where=counts > 0)
+    np.divide(np.bincount(places, figures, bins), counts, out=means, where=counts > 0)
+    centers = first + width * (np.arange(bins) + 0.5)
+    following = np.searchsorted(moments, centers)
+    wait = np.append(moments, np.inf)[following] - centers
+    covered = (counts == 0) & (wait <= LONGEST_PERIODS * period_seconds)
+    means[covered] = figures[following[covered]]
     return means
 
 

@@ -40,21 +40,19 @@ class StageMatrix:
 
 
 def stage_matrix(training: TrainingProfile) -> StageMatrix:
-    """The table of stages, unfolded."""
+    """The table of stages, unfolded. Steps ascend in both tables."""
     steps = np.asarray(training.steps["step"], dtype=np.int64)
     table = training.stages
-    places = sorted(set(zip(table["replica"].tolist(), table["stage"].tolist(), strict=True)))
-    row_of = {step: row for row, step in enumerate(steps.tolist())}
-    column_of = {place: column for column, place in enumerate(places)}
+    replica, stage = (np.asarray(table[name], dtype=np.int64) for name in ("replica", "stage"))
+    stages = int(np.max(stage, initial=0)) + 1
+    places, columns = np.unique(replica * stages + stage, return_inverse=True)
+    rows = np.searchsorted(steps, table["step"])
+    known = np.append(steps, -1)[rows] == table["step"]
+    cells = rows[known], columns[known]
     forward, backward = (np.full((len(steps), len(places)), np.nan) for _ in range(2))
-    for index, (step, replica, stage) in enumerate(
-        zip(table["step"].tolist(), table["replica"].tolist(), table["stage"].tolist(), strict=True)
-    ):
-        if step in row_of:
-            cell = row_of[step], column_of[replica, stage]
-            forward[cell] = table["forward_seconds"][index]
-            backward[cell] = table["backward_seconds"][index]
-    return StageMatrix(steps, tuple(places), forward, backward)
+    forward[cells] = table["forward_seconds"][known]
+    backward[cells] = table["backward_seconds"][known]
+    return StageMatrix(steps, tuple(divmod(place, stages) for place in places.tolist()), forward, backward)
 
 
 def imbalance_by_step(compute_seconds: Floats) -> Floats:
@@ -82,8 +80,8 @@ class StepTimes:
     """What the uneven pipeline takes on top of the even one."""
 
 
-def step_times(compute_seconds: Floats, places: tuple[tuple[int, int], ...], passes: int) -> StepTimes:
-    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete.
+def step_times(compute_seconds: Floats, places: tuple[tuple[int, int], ...], passes: Floats) -> StepTimes:
+    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete; `passes` is [S].
 
     With `passes` microbatches (times model chunks a stage) and stage compute C_s a step, a pipeline takes
     max(C) + (sum(C) - max(C)) / passes: its slowest stage works through all passes, and the others add one pass each

@@ -10,7 +10,7 @@ import numpy as np
 from trimtab.balance.measure import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.advice import findings
-from trimtab.report.stages import Floats, Rows, StageMatrix, stage_matrix, step_times
+from trimtab.report.stages import Floats, Rows, StageMatrix, StepTimes, stage_matrix, step_times
 from trimtab.report.summary import (
     SCHEMA,
     Cost,
@@ -69,11 +69,9 @@ def _outcome(profile: Profile) -> Outcome:
 
 def _training(training: TrainingProfile) -> Training:
     attributes, steps = training.attributes, training.steps
-    number = steps["step"]
-    duration, tokens = (
-        np.asarray(steps["duration_seconds"], dtype=np.float64),
-        np.asarray(steps["tokens"], dtype=np.float64),
-    )
+    number, ranks = steps["step"], len(training.ranks["rank"])
+    duration = np.asarray(steps["duration_seconds"], dtype=np.float64)
+    tokens = np.asarray(steps["tokens"], dtype=np.float64)
     loss = np.asarray(steps["loss"], dtype=np.float64)
     has_loss = np.flatnonzero(np.isfinite(loss))
     matrix = stage_matrix(training)
@@ -83,11 +81,17 @@ def _training(training: TrainingProfile) -> Training:
     window = whole[-window_steps:]
     stages = _stages(training, matrix, window, duration)
     job = json.loads(str(attributes["job"]))
+    virtual = int(job["parallel"]["virtual"])
+    passes = _passes(training, virtual)
+
+    def times(rows: Rows) -> StepTimes:
+        return step_times(matrix.compute_seconds[rows], matrix.places, passes[rows])
+
     return Training(
         tensor=int(attributes["tensor"]),
         pipeline=int(attributes["pipeline"]),
         data=int(attributes["data"]),
-        ranks=len(training.ranks["rank"]),
+        ranks=ranks,
         duration_seconds=max(0.0, training.end_seconds - training.start_seconds),
         first_step=int(number[0]) if len(number) else None,
         last_step=int(number[-1]) if len(number) else None,
@@ -100,13 +104,12 @@ def _training(training: TrainingProfile) -> Training:
         tokens_per_second=_median(tokens[duration > 0] / duration[duration > 0]),
         step_seconds=_median(duration),
         window_steps=len(window),
-        layout=str(job["parallel"]["layout"]),
         own_model=bool(job["model"]["provider"]),
-        virtual=int(job["parallel"]["virtual"]),
+        virtual=virtual,
         stages=stages,
         imbalance=_imbalance(stages, float(attributes["trigger_ratio"]), len(window)),
-        shares=_shares(training, matrix, window, duration),
-        cost=_cost(training, matrix, whole, duration),
+        shares=_shares(times(window), duration[window]) if len(window) else None,
+        cost=_cost(times(whole), duration[whole], ranks) if len(whole) and len(stages) > 1 else None,
     )
 
 
@@ -146,32 +149,25 @@ def _imbalance(stages: tuple[Stage, ...], trigger_ratio: float, measured_steps: 
     return Imbalance(ratio, slowest.replica, slowest.stage, trigger_ratio, ratio >= trigger_ratio, measured_steps)
 
 
-def _passes(training: TrainingProfile, rows: Rows) -> int:
-    """Microbatches of a replica times model chunks of a stage, in the steps of these rows (the last one counts)."""
-    steps, attributes = training.steps, training.attributes
-    samples = int(steps["global_batch_size"][rows[-1]]) // int(attributes["data"])
-    virtual = int(json.loads(str(attributes["job"]))["parallel"]["virtual"])
-    return max(1, samples // int(steps["microbatch_size"][rows[-1]])) * virtual
+def _passes(training: TrainingProfile, virtual: int) -> Floats:
+    """[S] microbatches of a replica times model chunks of a stage."""
+    steps = training.steps
+    samples = np.asarray(steps["global_batch_size"], dtype=np.float64) / int(training.attributes["data"])
+    return np.maximum(1.0, samples / np.asarray(steps["microbatch_size"], dtype=np.float64)) * virtual
 
 
-def _shares(training: TrainingProfile, matrix: StageMatrix, window: Rows, seconds: Floats) -> StepShares | None:
-    if not len(window):
-        return None
-    times = step_times(matrix.compute_seconds[window], matrix.places, _passes(training, window))
+def _shares(times: StepTimes, duration_seconds: Floats) -> StepShares:
     parts = [float(part.sum()) for part in (times.compute_seconds, times.fill_seconds, times.imbalance_seconds)]
     # Where the model's three parts exceed the step, they are shares of their own sum, and nothing is left over.
-    whole = max(float(seconds[window].sum()), sum(parts))
+    whole = max(float(duration_seconds.sum()), sum(parts))
     compute, fill, imbalance = (part / whole for part in parts)
     return StepShares(compute, fill, imbalance, max(0.0, 1 - compute - fill - imbalance))
 
 
-def _cost(training: TrainingProfile, matrix: StageMatrix, rows: Rows, duration_seconds: Floats) -> Cost | None:
-    if not len(rows) or len(matrix.places) < 2:
-        return None
-    times = step_times(matrix.compute_seconds[rows], matrix.places, _passes(training, rows))
+def _cost(times: StepTimes, duration_seconds: Floats, ranks: int) -> Cost:
     seconds = float(times.imbalance_seconds.sum())
-    devices = len(training.ranks["rank"])
-    return Cost(seconds, seconds * devices / 3600, seconds / float(duration_seconds[rows].sum()), len(rows))
+    share = seconds / float(duration_seconds.sum())
+    return Cost(seconds, seconds * ranks / 3600, share, len(duration_seconds))
 
 
 def _ranks(training: TrainingProfile | None) -> tuple[Rank, ...]:

@@ -103,8 +103,6 @@ class Training:
     """Median over steps."""
     window_steps: int
     """Length of the window: the figures of the stages are over the last so many steps that all stages reported."""
-    layout: str
-    """As the job file has it; empty: equal shares."""
     own_model: bool
     """Whether the model is the user's own, not the one that the job file describes."""
     virtual: int

@@ -54,7 +54,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
 def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
     if parts:
         yield Text(f"\n{title}", style="bold")
-        yield from (Padding(part, (0, 0, 0, 2)) for part in parts)
+        yield from (Padding(part, (0, 0, 0, 2), expand=False) for part in parts)
 
 
 def _headline(summary: Summary) -> Iterator[RenderableType]:
@@ -70,7 +70,7 @@ def _headline(summary: Summary) -> Iterator[RenderableType]:
     yield Text(f"{about}{restarts}, for {duration(summary.duration_seconds)}", style="dim")
     if summary.training:
         yield Text(shape(summary.training), style="dim")
-        yield Padding(_key_figures(summary.training), (1, 0, 0, 2))
+        yield Padding(_key_figures(summary.training), (1, 0, 0, 2), expand=False)
 
 
 def _key_figures(training: Training) -> Table:
