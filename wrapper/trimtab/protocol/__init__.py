@@ -14,9 +14,6 @@ from trimtab.protocol.job import (
     Requeue,
     Shape,
     Train,
-    job_from_dict,
-    job_from_json,
-    job_to_json,
 )
 from trimtab.protocol.messages import (
     Done,
@@ -29,6 +26,7 @@ from trimtab.protocol.messages import (
     decode,
     encode,
 )
+from trimtab.protocol.tables import job_from_dict, job_from_json, job_to_json
 
 __all__ = [
     "Balance",
