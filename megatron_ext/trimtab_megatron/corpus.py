@@ -28,7 +28,7 @@ class Corpus:
     digest: str
     """Hash of the content, in order."""
     skipped: int
-    """Files that were left out since they are not UTF-8."""
+    """Files that were left out: empty, or not UTF-8."""
 
     def documents(self) -> Iterator[list[str]]:
         """Each document, as one or more pieces."""

@@ -148,9 +148,12 @@ def _build(
 ) -> torch.nn.Module:
     if job.model.provider:
         function = load_provider("model.provider", job.model.provider)
-        chunk = function(config=config, job=job, vocabulary_size=vocabulary_size, **ends)
+        chunk: torch.nn.Module = function(config=config, job=job, vocabulary_size=vocabulary_size, **ends)
         if not isinstance(chunk, torch.nn.Module):
             reason = f"returned {type(chunk).__name__}, not a Megatron-core module"
+            raise JobError("model.provider", job.model.provider, reason)
+        if getattr(chunk, "config", None) is not config:
+            reason = "built a model with another TransformerConfig: change the one that it is given"
             raise JobError("model.provider", job.model.provider, reason)
     else:
         layers = chunk_layers(layout_of(job))[(ends["vp_stage"] or 0) * world.shape.pipeline + world.pipeline_rank]

@@ -72,7 +72,7 @@ class _EventTimer:
 
     def start(self, barrier: bool = False) -> None:
         if self._used == len(self._events):
-            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
+            self._events.append((_event(), _event()))
         self._events[self._used][0].record()
 
     def stop(self, barrier: bool = False) -> None:
@@ -84,7 +84,11 @@ class _EventTimer:
         if not used:
             return 0.0
         used[-1][1].synchronize()
-        return sum(begin.elapsed_time(end) for begin, end in used) / 1e3
+        return float(sum(begin.elapsed_time(end) for begin, end in used)) / 1e3
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 class _IgnoredTimer:

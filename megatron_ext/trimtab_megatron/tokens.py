@@ -56,12 +56,11 @@ def open_tokens(data: Data) -> Tokens:
     entry, built = _cached(_cache_directory(data), _key(corpus, data), lambda into: _build(corpus, data, into))
     meta = json.loads((entry / "meta.json").read_text())
     values = np.memmap(entry / "tokens.bin", dtype=meta["dtype"], mode="r")
-    text = (
-        f"{len(values):,} tokens of {corpus.name} ({len(corpus.files)} files, vocabulary {meta['vocabulary_size']:,})"
-    )
+    vocabulary_size = meta["vocabulary_size"]
+    text = f"{len(values):,} tokens of {corpus.name} ({len(corpus.files):,} files, vocabulary {vocabulary_size:,})"
     if corpus.skipped:
-        text += f"; {corpus.skipped} empty files, or files that are not UTF-8, were left out"
-    return Tokens(values, meta["vocabulary_size"], meta["fingerprint"], text if built else "")
+        text += f"; {corpus.skipped} files that are empty or not UTF-8 were left out"
+    return Tokens(values, vocabulary_size, meta["fingerprint"], text if built else "")
 
 
 def _open_indexed(data: Data) -> Tokens:

@@ -38,7 +38,7 @@ class Run:
     optimizer: Any
     schedule: Any
     checkpoints: Checkpoints | None
-    progress: Progress = Progress(0, 0)
+    progress: Progress
 
     def tell(self, kind: str, text: str) -> None:
         """Send a notice that concerns all ranks: rank 0 does."""
@@ -60,7 +60,7 @@ def prepare(job: Job, world: World, control: Control) -> Run:
         padded = padded_vocabulary(vocabulary_size, world.shape.tensor)
         checkpoints = Checkpoints(job, world, chunks, optimizer, padded)
     schedule = build_schedule(job, optimizer)
-    run = Run(job, world, control, dataset, config, chunks, optimizer, schedule, checkpoints)
+    run = Run(job, world, control, dataset, config, chunks, optimizer, schedule, checkpoints, Progress(0, 0))
     if dataset.built:
         control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))
     if checkpoints is not None:

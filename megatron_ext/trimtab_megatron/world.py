@@ -17,8 +17,10 @@ from megatron.core import parallel_state, tensor_parallel
 from trimtab.protocol import Job, Order, Shape
 from trimtab_megatron.identity import Identity, RankError
 
-START_TIMEOUT = timedelta(minutes=10)
-"""How long ranks wait for one another: at the rendezvous, and for the one that builds the tokens."""
+TIMEOUT = timedelta(minutes=10)
+"""How long ranks wait for one another at the rendezvous, and in a step."""
+AGREEMENT_TIMEOUT = timedelta(hours=12)
+"""How long they wait where one of them may build tokens or write a checkpoint; one that ends is noticed at once."""
 
 _ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop")
 
@@ -96,8 +98,9 @@ def join(who: Identity, cuda: bool) -> dist.ProcessGroup:
     for name in ("MASTER_ADDR", "MASTER_PORT"):
         if name not in os.environ:
             raise RankError(f"{name} is not set: the ranks do not know where to meet")
-    dist.init_process_group("nccl" if cuda else "gloo", rank=who.rank, world_size=who.world_size, timeout=START_TIMEOUT)
-    return dist.new_group(backend="gloo", timeout=START_TIMEOUT) if cuda else dist.group.WORLD
+    dist.init_process_group("nccl" if cuda else "gloo", rank=who.rank, world_size=who.world_size, timeout=TIMEOUT)
+    agreement: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=AGREEMENT_TIMEOUT)
+    return agreement
 
 
 def arrange(job: Job, who: Identity, cuda: bool, agreement: dist.ProcessGroup) -> World:

@@ -1,0 +1,138 @@
+"""Orders, and what becomes of the other ranks when one ends."""
+
+import os
+import signal
+import socket
+import threading
+import time
+
+import pytest
+
+from trimtab.protocol import Done, Failed, Hello, StepReport, encode
+from trimtab_megatron.control import Control
+
+ENDS_SECONDS = 30
+"""How soon the others end; they notice at once, but have to be given a core of a busy machine."""
+
+
+@pytest.mark.mcore
+def test_an_order_to_stop_saves_at_the_same_step_on_all_ranks(start_ranks, tiny_job, tmp_path):
+    train = {"checkpoint_directory": str(tmp_path), "steps": 10_000}
+    ranks = start_ranks(tiny_job(train=train, parallel={"pipeline": 2}), 2)
+    ranks.until(lambda messages: any(isinstance(message, StepReport) for message in messages))
+    ranks.order("checkpoint")
+    ranks.until(lambda messages: any("saved" in getattr(message, "text", "") for message in messages))
+    ranks.order("stop")
+    ended = ranks.end().succeeded()
+    (step,) = {done.step for done in ended.all(Done)}
+    assert 1 < step < 10_000
+    assert (tmp_path / f"step-{step:08d}" / "complete.json").is_file()
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.mcore
+def test_an_order_that_comes_during_the_start_is_carried_out_before_the_first_step(start_ranks, tiny_job, tmp_path):
+    ranks = start_ranks(tiny_job(train={"steps": 10_000, "checkpoint_directory": str(tmp_path)}), 1)
+    ranks.order("stop")
+    ended = ranks.end().succeeded()
+    assert ended.all(Done)[0].step < 100
+
+
+@pytest.mark.mcore
+def test_a_killed_rank_ends_the_others_which_name_a_lost_peer(start_ranks, tiny_job):
+    ranks = start_ranks(tiny_job(train={"steps": 10_000}, parallel={"tensor": 2, "pipeline": 2}), 4)
+    ranks.until(lambda messages: any(isinstance(message, StepReport) for message in messages), timeout=120)
+    os.kill(ranks.processes[2].pid, signal.SIGKILL)
+    killed = time.monotonic()
+    ended = ranks.end()
+    assert time.monotonic() - killed < ENDS_SECONDS
+    assert ended.exit_codes == [1, 1, -signal.SIGKILL, 1]
+    failed = {message.rank: message for message in ended.all(Failed)}
+    assert sorted(failed) == [0, 1, 3]
+    assert all(message.peer_lost and message.step > 0 for message in failed.values()), failed
+
+
+@pytest.mark.mcore
+def test_a_provider_that_is_not_there_ends_all_ranks_with_its_name(start_ranks, tiny_job):
+    ended = start_ranks(tiny_job(data={"provider": "nowhere:samples"}), 2).end()
+    assert ended.exit_codes == [1, 1]
+    failed = ended.all(Failed)
+    assert all("data.provider" in message.error and "nowhere" in message.error for message in failed)
+    assert not any(message.peer_lost for message in failed)
+    assert ended.seconds < 2 * ENDS_SECONDS
+
+
+@pytest.mark.mcore
+def test_a_corpus_that_one_rank_cannot_read_ends_all_ranks(start_ranks, tiny_job):
+    of_rank = {1: tiny_job(data={"path": "/nowhere/text"})}
+    ended = start_ranks(tiny_job(), 2, of_rank=of_rank).end()
+    assert ended.exit_codes == [1, 1]
+    failed = {message.rank: message for message in ended.all(Failed)}
+    assert "/nowhere/text" in failed[1].error
+    assert [failed[rank].peer_lost for rank in (0, 1)] == [True, False]
+    assert ended.seconds < 2 * ENDS_SECONDS
+
+
+@pytest.mark.mcore
+def test_ranks_that_hold_different_text_say_which(start_ranks, tiny_job, tmp_path):
+    (tmp_path / "other.txt").write_text("Another text.\n" * 1000)
+    of_rank = {1: tiny_job(data={"path": str(tmp_path / "other.txt")})}
+    ended = start_ranks(tiny_job(), 2, of_rank=of_rank).end()
+    assert ended.exit_codes == [1, 1]
+    for message in ended.all(Failed):
+        assert message.error.startswith("the data is not that of rank 0")
+        assert "on rank 1 (node " in message.error
+
+
+HELLO = Hello("token", 0, "n1", 0, 1, 0, 0, 0, (0,), 1, "")
+
+
+def test_messages_wait_for_hello_which_goes_first():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(f"127.0.0.1:{listener.getsockname()[1]}")
+        control.send(Done(0, 3))
+        control.hello(HELLO)
+        control.close()
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as lines:
+            assert lines.readlines() == [encode(HELLO), encode(Done(0, 3))]
+
+
+def test_without_a_wrapper_nothing_is_sent_and_nothing_waits():
+    control = Control(None)
+    control.hello(HELLO)
+    control.send(Done(0, 3))
+    assert control.take_order() is None
+    control.close()
+
+
+def test_a_wrapper_that_goes_away_is_mentioned_once(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(f"127.0.0.1:{listener.getsockname()[1]}")
+        control.hello(HELLO)
+        connection, _ = listener.accept()
+        connection.recv(10)  # the rest is unread: closing resets the connection
+        connection.close()
+    for step in range(100):
+        control.send(Done(0, step))
+        time.sleep(0.001)
+    control.close()
+    assert capsys.readouterr().err.count("training goes on") == 1
+
+
+def test_a_wrapper_that_does_not_read_never_makes_training_wait(monkeypatch):
+    monkeypatch.setattr("trimtab_megatron.control.LONGEST_QUEUE", 10)
+    monkeypatch.setattr("trimtab_megatron.control.CLOSE_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(f"127.0.0.1:{listener.getsockname()[1]}")
+        control.hello(HELLO)
+        sent = threading.Event()
+
+        def send() -> None:
+            for step in range(20_000):
+                control.send(Done(0, step))
+            control.close()
+            sent.set()
+
+        threading.Thread(target=send, daemon=True).start()
+        assert sent.wait(20)
