@@ -1,93 +1,111 @@
-"""The identity of one run of a job on one node, as a hook's environment tells it. Standard library only."""
+"""Attempt: the identity of one run of a job on one node, from the environment that slurmd gives to its hooks. Pure."""
 
-import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from typing import Any
 
 from trimtab_slurm.nodelist import expand_nodes
 
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+"""What may become part of a path: no slash, no leading dot."""
+
 
 class AttemptError(ValueError):
-    """An environment that names no attempt: says which variable is at fault."""
+    """An environment that names no attempt: says which variable, and what it holds."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """Cluster, job, node and start are its key; the rest are attributes.
+    """One run of a job on one node. Cluster, job, start and node are its identity, the rest are attributes.
 
-    The restart count is none of the key: an epilog of a requeued run already sees the next one's.
+    A restart count is no identity: the epilog of a requeued run sees another one than its own prolog did.
     """
 
     cluster: str
     job_id: int
-    node: str
     start_seconds: float
-    """UTC, when this node's prolog ran."""
+    """UTC, seconds since 1970: the job's start where Slurm says it (24.11), else when the prolog ran."""
+    node: str
+    """The NodeName: several slurmd may share a machine."""
     user: str
     uid: int
     gid: int
     restart_count: int
+    """As the prolog saw it: 0 in the first run."""
     expected_nodes: tuple[str, ...]
+    """All nodes of the allocation; empty where Slurm did not say."""
     gpus: tuple[str, ...]
-    """What Slurm calls the GPUs that the job holds on this node."""
+    """Ids of the GPUs held on this node, as Slurm spells them: not yet any driver's index."""
 
-    @property
-    def name(self) -> str:
-        """Unique on its node, and a file name."""
-        return f"{self.job_id}-{stamp(self.start_seconds)}"
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; `from_dict` is the inverse."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Attempt":
+        """The inverse of `to_dict`, lists taken for tuples. Raises TypeError or KeyError for anything else."""
+        lists = {key: tuple(values[key]) for key in ("expected_nodes", "gpus")}
+        return cls(**{**values, **lists})
 
 
-def from_environment(environment: Mapping[str, str], now_seconds: float) -> Attempt:
-    """The attempt that a prolog runs for. Raises AttemptError where a part of its key is missing or no number."""
-    try:
-        job_id = int(environment["SLURM_JOB_ID"])
-        uid = int(environment["SLURM_JOB_UID"])
-        node = environment["SLURMD_NODENAME"]
-        gid = int(environment.get("SLURM_JOB_GID", "65534"))
-        restart_count = int(environment.get("SLURM_JOB_RESTART_COUNT", "0"))
-    except KeyError as error:
-        raise AttemptError(f"{error.args[0]} is not in the hook's environment") from None
-    except ValueError as error:
-        raise AttemptError(f"the hook's environment: {error}") from None
-    if not node or "/" in node or node.startswith("."):
-        raise AttemptError(f"SLURMD_NODENAME={node!r} is no node name")
-    try:
-        nodes = expand_nodes(environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", ""))
-    except ValueError:
-        nodes = ()
+def from_hook(environment: Mapping[str, str], now_seconds: float) -> Attempt:
+    """The attempt that a prolog's environment names. Raises AttemptError where it names none."""
+    start = environment.get("SLURM_JOB_START_TIME", "")
     return Attempt(
-        cluster=_file_name(environment.get("SLURM_CLUSTER_NAME", "cluster")),
-        job_id=job_id,
-        node=node,
-        start_seconds=now_seconds,
-        user=environment.get("SLURM_JOB_USER", str(uid)),
-        uid=uid,
-        gid=gid,
-        restart_count=restart_count,
-        expected_nodes=nodes or (node,),
-        gpus=tuple(dict.fromkeys(gpu for gpu in environment.get("SLURM_JOB_GPUS", "").split(",") if gpu)),
+        cluster=_name(environment, "SLURM_CLUSTER_NAME", "cluster"),
+        job_id=job_id(environment),
+        start_seconds=float(start) if start.isdecimal() and int(start) else now_seconds,
+        node=node_name(environment),
+        user=environment.get("SLURM_JOB_USER", ""),
+        uid=_number(environment, "SLURM_JOB_UID"),
+        gid=_number(environment, "SLURM_JOB_GID"),
+        restart_count=_number(environment, "SLURM_JOB_RESTART_COUNT", "0"),
+        expected_nodes=_nodes(environment),
+        gpus=held_gpus(environment),
     )
 
 
-def to_json(attempt: Attempt) -> str:
-    """One line."""
-    return json.dumps(asdict(attempt))
+def job_id(environment: Mapping[str, str]) -> int:
+    """The job of a hook; an array's task and a heterogeneous job's component have ids of their own."""
+    return _number(environment, "SLURM_JOB_ID")
 
 
-def from_json(text: str) -> Attempt:
-    """The inverse of `to_json`. Raises AttemptError for anything else."""
+def node_name(environment: Mapping[str, str]) -> str:
+    """The node of a hook. The host's name may be another."""
+    return _name(environment, "SLURMD_NODENAME")
+
+
+def held_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The ids in the hook's list of GPUs, in order, each once; ranges (`0-3`) taken apart."""
+    names = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+    listed = next((environment[name] for name in names if environment.get(name)), "")
+    gpus: dict[str, None] = {}
+    for item in filter(None, (item.strip() for item in listed.split(","))):
+        if match := re.fullmatch(r"(\d{1,4})-(\d{1,4})", item):
+            gpus.update(dict.fromkeys(str(index) for index in range(int(match[1]), int(match[2]) + 1)))
+        else:
+            gpus[item] = None
+    return tuple(gpus)
+
+
+def _nodes(environment: Mapping[str, str]) -> tuple[str, ...]:
+    listed = environment.get("SLURM_JOB_NODELIST") or environment.get("SLURM_NODELIST", "")
     try:
-        values = json.loads(text)
-        return Attempt(**values | {key: tuple(values[key]) for key in ("expected_nodes", "gpus")})
-    except (ValueError, TypeError, KeyError) as error:
-        raise AttemptError(f"not an attempt: {text[:80]!r}") from error
+        return expand_nodes(listed)
+    except ValueError:
+        return ()  # not knowing the other nodes is no reason to have no profile of this one
 
 
-def stamp(seconds: float) -> str:
-    """A moment as part of a file name, UTC: 20260131T235959Z."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+def _name(environment: Mapping[str, str], variable: str, default: str = "") -> str:
+    value = environment.get(variable) or default
+    if not _NAME.fullmatch(value):
+        raise AttemptError(f"{variable}={value[:200]!r} is no name; slurmd sets it for its hooks")
+    return value
 
 
-def _file_name(text: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "._-" else "_" for letter in text).lstrip(".") or "cluster"
+def _number(environment: Mapping[str, str], variable: str, default: str = "") -> int:
+    value = environment.get(variable) or default
+    if not re.fullmatch(r"\d{1,10}", value, re.ASCII):
+        raise AttemptError(f"{variable}={value[:200]!r} is no number; slurmd sets it for its hooks")
+    return int(value)

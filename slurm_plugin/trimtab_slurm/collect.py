@@ -1,177 +1,246 @@
-"""Journals become parts, parts become one file per attempt. Idempotent; each file appears whole or not at all.
+"""From journals to profiles: a node's journal becomes its part, the parts of an attempt become one file.
 
-A job's directory belongs to its user: what is written there is written after becoming that user.
+Everything can be done again, by several processes at once, and gives the same files: a part is named by its node and
+start, a file is replaced whole. What is in a user's directory is read and written as that user.
 """
 
+import logging
 import os
+import signal
 import sys
-import syslog
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
-from trimtab_slurm import attempt, journal, profile, settings
-from trimtab_slurm.attempt import Attempt, stamp
-from trimtab_slurm.profile import DeviceProfile, Event, NodeProfile, Profile
+from trimtab_slurm import directories, faults, journal, profile
+from trimtab_slurm.directories import job_directory
+from trimtab_slurm.journal import Journal
+from trimtab_slurm.profile import DeviceProfile, Event, Header, NodeProfile, Profile
+from trimtab_slurm.settings import NodeSettings, load_or_default
+
+__all__ = ["collect_job", "collect_journal", "collect_locked", "group_attempts", "job_directory", "recover"]
+
+CLOCK_SKEW_SECONDS = 300.0
+"""How far the clocks of two nodes may be apart: munge, and with it Slurm, refuses more."""
+PARTS = "parts"
+PROFILES = "[!.]*.h5"
+"""Not those that are still being written."""
+
+log = logging.getLogger(__name__)
 
 
-def journal_path(node_settings: settings.NodeSettings, sampled: Attempt) -> Path:
-    """Where the samples of an attempt go while it runs."""
-    return Path(node_settings.journal_directory, sampled.node, f"{sampled.name}.journal")
-
-
-def job_directory(profile_root: Path, cluster: str, job_id: int) -> Path:
-    """Where the profiles of a job are, all its attempts."""
-    return profile_root / cluster / str(job_id)
-
-
-def collect_node(path: Path, node_settings: settings.NodeSettings) -> None:
-    """Make a journal the node's part in the job's directory, and remove it; merge, if it was the last part."""
-    part, owner = read_journal(path)
-    directory = job_directory(Path(node_settings.profile_root), owner.cluster, owner.job_id)
-    target = directory / "parts" / f"{owner.node}-{stamp(owner.start_seconds)}.h5"
-
-    def publish() -> None:
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        profile.write(target, part)
-        present = {node.node for other in _parts(directory) for node in other.nodes}
-        if set(owner.expected_nodes) <= present:
-            collect_job(directory)
-
-    if _as_user(owner, publish):
-        path.unlink()
+class CollectError(OSError):
+    """What could not be written, and why. A journal stays where it is, to be tried again."""
 
 
 def collect_job(directory: Path) -> list[Path]:
-    """One file per attempt from the parts in a job's directory; returns all of them, oldest first."""
-    for parts in group_attempts(_parts(directory)):
-        merged = merge(parts)
-        profile.write(directory / f"{stamp(min(part.start_seconds for part in parts))}.h5", merged)
-    return sorted(directory.glob("*.h5"))
+    """Merge the parts in a job's directory into one file for each attempt; returns all such files, oldest first.
 
-
-def group_attempts(parts: Iterable[Profile]) -> list[list[Profile]]:
-    """Parts that belong together, oldest first: of one restart count, at overlapping times.
-
-    The times tell apart runs of a job id that was used again after the counter wrapped.
+    Run by root, it acts as the owner of the directory; by someone who may only read, it merges nothing. A part that
+    cannot be read at all is left out, with a warning logged. Raises OSError where a file cannot be written, and
+    ProfileError where a part turns out to be damaged within.
     """
-    by_restart: dict[int, list[Profile]] = defaultdict(list)
-    for part in sorted(parts, key=lambda part: part.start_seconds):
-        by_restart[part.restart_count].append(part)
-    groups: list[list[Profile]] = []
-    for candidates in by_restart.values():
-        group: list[Profile] = []
-        for part in candidates:
-            if group and part.start_seconds > max(member.end_seconds for member in group):
-                groups.append(group)
-                group = []
-            group.append(part)
-        groups.append(group)
-    return sorted(groups, key=lambda group: group[0].start_seconds)
+    if not directory.is_dir():
+        return []
+    if os.access(directory, os.W_OK):
+        status = directory.stat()
+        _as_user(status.st_uid, status.st_gid, lambda: _merge_parts(directory))
+    return sorted(directory.glob(PROFILES))
 
 
-def merge(parts: Sequence[Profile]) -> Profile:
-    """One attempt from its parts: at least one, each of some nodes or of the training."""
-    first = min(parts, key=lambda part: part.start_seconds)
-    expected = max((part.expected_nodes for part in parts), key=len)
-    nodes = sorted((node for part in parts for node in part.nodes), key=lambda node: node.node)
-    return replace(
-        first,
-        end_seconds=max(part.end_seconds for part in parts),
-        expected_nodes=expected,
-        nodes=tuple(nodes),
-        training=next((part.training for part in parts if part.training), None),
+def collect_journal(path: Path, profile_root: Path) -> bool:
+    """Make the node's part of a journal that nobody holds, and remove the journal; False where somebody holds it.
+
+    Raises OSError; the journal is then kept.
+    """
+    try:
+        descriptor = journal.open_existing(path)
+    except FileNotFoundError:
+        return False
+    try:
+        if not journal.lock(descriptor):
+            return False
+        collect_locked(descriptor, path, profile_root)
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def collect_locked(descriptor: int, path: Path, profile_root: Path) -> None:
+    """As `collect_journal`, of a journal whose lock this process holds."""
+    if os.fstat(descriptor).st_nlink == 0:
+        return  # another was faster
+    try:
+        recorded = journal.read(descriptor)
+    except journal.JournalError as error:
+        path.rename(path.with_suffix(".damaged"))
+        raise CollectError(f"{path} cannot be used, and is kept as .damaged: {error}") from error
+    attempt = recorded.attempt
+    directory = directories.make_job_directory(profile_root, attempt.cluster, attempt.job_id, attempt.uid, attempt.gid)
+    _as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
+    path.unlink()
+
+
+def recover(settings: NodeSettings) -> list[Path]:
+    """Collect every journal whose sampler is gone; returns those that still could not be, with a line in syslog."""
+    return _collect_all(journal.orphans(Path(settings.journal_directory)), Path(settings.profile_root))
+
+
+def _collect_all(journals: Sequence[Path], profile_root: Path) -> list[Path]:
+    failed = []
+    for path in journals:
+        try:
+            collect_journal(path, profile_root)
+        except OSError as error:
+            faults.warn(f"collect: {faults.describe(error)}")
+            failed.append(path)
+    return failed
+
+
+def group_attempts(headers: Sequence[tuple[Path, Header]]) -> list[list[Path]]:
+    """Which parts of one job directory belong to the same attempt: those with the same restart count whose times meet.
+
+    Times of different nodes meet when they are no farther apart than clocks may be. An id that is used again, days
+    later, begins a new group.
+    """
+    groups: list[list[Path]] = []
+    count, end_seconds = -1, 0.0
+    for path, header in sorted(headers, key=lambda item: (item[1].restart_count, item[1].start_seconds, item[0])):
+        if header.restart_count == count and header.start_seconds <= end_seconds + CLOCK_SKEW_SECONDS:
+            groups[-1].append(path)
+            end_seconds = max(end_seconds, header.end_seconds)
+        else:
+            groups.append([path])
+            count, end_seconds = header.restart_count, header.end_seconds
+    return groups
+
+
+def node_profile(recorded: Journal) -> NodeProfile:
+    """A journal as the node's part of a profile; damage becomes an event."""
+    events = [Event(*event) for event in recorded.events]
+    if recorded.damage:
+        events.append(Event(recorded.end_seconds, "journal", f"damaged: {recorded.damage}; what follows is lost"))
+    if not recorded.ended:
+        events.append(Event(recorded.end_seconds, "sampler", "ended without a word: killed, or the node went down"))
+    return NodeProfile(
+        node=recorded.attempt.node,
+        start_seconds=recorded.start_seconds,
+        end_seconds=recorded.end_seconds,
+        sampler_period_seconds=recorded.period_seconds,
+        devices=tuple(map(_device_profile, recorded.devices)),
+        events=tuple(sorted(events, key=lambda event: event.time_seconds)),
     )
 
 
-def read_journal(path: Path) -> tuple[Profile, Attempt]:
-    """The part that a journal holds, however it ended. Raises AttemptError where not even its first record is whole."""
-    records = list(journal.read(path))
-    if not records or isinstance(records[0], journal.Damage):
-        raise attempt.AttemptError(f"{path} does not say which attempt it is of")
-    head = records[0].body
-    owner = attempt.from_json(head["attempt"])
-    devices: list[dict[str, object]] = []
-    samples: dict[int, list[tuple[float, ...]]] = defaultdict(list)
-    events = [Event(owner.start_seconds, "prolog", "sampling began")]
-    last_seconds, ended = owner.start_seconds, False
-    for record in records[1:]:
-        if isinstance(record, journal.Damage):
-            text = f"the journal is damaged at byte {record.offset}: {record.lost_bytes} bytes lost"
-            events.append(Event(last_seconds, "journal", text))
-        elif record.kind == "S":
-            samples[record.device].append((record.time_seconds, *record.values))
-            last_seconds = record.time_seconds
-        elif record.kind == "D":
-            devices.append(record.body)
-        elif record.kind == "V":
-            events.append(Event(**record.body))
-        elif record.kind == "E":
-            last_seconds, ended = record.body["time_seconds"], True
-    events.append(
-        Event(last_seconds, "epilog", "sampling ended" if ended else "the sampler died; the last samples are lost")
+def _device_profile(record: journal.DeviceRecord) -> DeviceProfile:
+    values = np.array(record.rows, dtype=np.float64).reshape(len(record.rows), len(record.columns))
+    samples: profile.Table = {"time_seconds": np.array(record.times, dtype=np.float64)}
+    samples |= {name: np.ascontiguousarray(values[:, place]) for place, name in enumerate(record.columns)}
+    return DeviceProfile(
+        uuid=record.uuid,
+        kind=record.kind,
+        model=record.model,
+        index=record.index,
+        driver=record.driver,
+        samples=samples,
+        absent={name: reason for name, reason in record.absent.items() if np.isnan(samples[name]).all()},
     )
-    node = NodeProfile(
-        node=owner.node,
-        start_seconds=owner.start_seconds,
-        end_seconds=last_seconds,
-        sampler_period_seconds=head["sampler_period_seconds"],
-        devices=tuple(_device(device, samples[number]) for number, device in enumerate(devices)),
-        events=tuple(events),
-    )
+
+
+def _write_part(directory: Path, recorded: Journal) -> None:
+    """Write the node's part; merge, when that was the last one of the allocation."""
+    attempt = recorded.attempt
+    node = node_profile(recorded)
     part = Profile(
-        cluster=owner.cluster,
-        job_id=owner.job_id,
-        user=owner.user,
-        start_seconds=owner.start_seconds,
-        end_seconds=last_seconds,
-        restart_count=owner.restart_count,
-        expected_nodes=owner.expected_nodes,
+        cluster=attempt.cluster,
+        job_id=attempt.job_id,
+        user=attempt.user,
+        start_seconds=min(attempt.start_seconds, node.start_seconds),
+        end_seconds=node.end_seconds,
+        restart_count=attempt.restart_count,
+        expected_nodes=attempt.expected_nodes,
         nodes=(node,),
         training=None,
     )
-    return part, owner
+    parts = directory / PARTS
+    parts.mkdir(mode=0o700, exist_ok=True)
+    profile.write(parts / f"{attempt.node}-{_stamp(node.start_seconds)}.h5", part)
+    present = {path.name.rpartition("-")[0] for path in parts.glob("*.h5")}
+    if present.issuperset(attempt.expected_nodes):
+        try:
+            _merge_parts(directory)
+        except profile.ProfileError as error:
+            faults.warn(f"collect: {error}")  # another's part: this one is written, and its journal is done with
 
 
-def _device(described: dict[str, object], rows: list[tuple[float, ...]]) -> DeviceProfile:
-    columns: list[str] = ["time_seconds", *described.pop("columns")]  # type: ignore[misc]
-    table = np.array(rows, dtype=np.float64).reshape(len(rows), len(columns))
-    samples: profile.Table = {name: table[:, position] for position, name in enumerate(columns)}
-    return DeviceProfile(samples=samples, **described)  # type: ignore[arg-type]
+def _merge_parts(directory: Path) -> None:
+    parts, files = _readable(directory / PARTS), _readable(directory)
+    headers = dict(parts)
+    for group in group_attempts(parts):
+        start = min(headers[path].start_seconds for path in group)
+        earliest = (group[0], headers[group[0]])
+        named = [file[0] for file in files if len(group_attempts([file, earliest])) == 1]
+        profile.merge(group, named[0] if named else directory / f"{_stamp(start)}.h5")
 
 
-def _parts(directory: Path) -> list[Profile]:
-    return [profile.read(path) for path in sorted((directory / "parts").glob("*.h5"))]
+def _readable(directory: Path) -> list[tuple[Path, Header]]:
+    """The profiles in a directory, oldest first."""
+    found = []
+    for path in directory.glob(PROFILES):
+        try:
+            found.append((path, profile.read_header(path)))
+        except profile.ProfileError as error:
+            log.warning("left out: %s", error)
+    return sorted(found, key=lambda item: (item[1].start_seconds, item[0]))
 
 
-def _as_user(owner: Attempt, action: Callable[[], None]) -> bool:
-    """Whether an action succeeded in a child process that has become the attempt's user, for good."""
-    child = os.fork()
-    if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    try:
-        if os.geteuid() == 0 and owner.uid != 0:
-            os.setgroups([])
-            os.setgid(owner.gid)
-            os.setuid(owner.uid)
+def _as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
+    """As root, do something as another user, in a process of its own; at once, where this process is not root.
+
+    Raises CollectError with what went wrong there.
+    """
+    if os.geteuid() != 0 or uid == 0:
         action()
-    except Exception as error:  # noqa: BLE001 - outermost of the child: it must not return into its parent's code
-        syslog.syslog(syslog.LOG_ERR, f"job {owner.job_id}: its profile cannot be written: {error}")
-        os._exit(1)
-    os._exit(0)
+        return
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.setgroups([])
+            os.setgid(gid)
+            os.setuid(uid)
+            action()
+            status = 0
+        except (OSError, ValueError, RuntimeError) as error:
+            os.write(writer, faults.describe(error).encode()[:4096])
+        finally:
+            os._exit(status)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as answer:
+        text = answer.read().decode(errors="replace")
+    _, status = os.waitpid(child, 0)
+    if status:
+        raise CollectError(f"as user {uid}: {text or 'ended without a word'}")
 
 
-def main(state_file: Path, config: Path) -> None:
-    """Collect what a dead sampler left: `python -m trimtab_slurm.collect STATE_FILE CONFIG`, started by the epilog."""
-    node_settings = settings.load(config) if config.exists() else settings.NodeSettings()
-    sampled = attempt.from_json(state_file.read_text(encoding="utf-8"))
-    collect_node(journal_path(node_settings, sampled), node_settings)
-    state_file.unlink(missing_ok=True)
-    state_file.with_suffix(".pid").unlink(missing_ok=True)
+def _stamp(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def main() -> None:
+    """The collector's process, as hooks start it: CONFIG JOURNAL..."""
+    faults.report_uncaught("collect")
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    os.umask(0o022)
+    config, *journals = map(Path, sys.argv[1:])
+    settings, doubt = load_or_default(config)
+    if doubt:
+        faults.warn(f"collect: {doubt}")
+    _collect_all(journals, Path(settings.profile_root))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main()

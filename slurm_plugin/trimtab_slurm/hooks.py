@@ -1,167 +1,239 @@
-"""Prolog and epilog: start a sampler, stop it. Standard library only; never a Slurm command; exit 0 whatever happens.
+"""The prolog and the epilog: what slurmd runs as root when a job comes to a node, and when it has left.
 
-A prolog that fails drains its node, and one that waits holds the job: so each hook has a deadline, keeps no descriptor
-of slurmd's open in what it starts, and tells its troubles to syslog alone.
+Standard library only. They return in milliseconds and exit 0 whatever happens, since slurmd drains the node otherwise:
+a fault goes to syslog, and into the attempt's journal where there is one. They call no Slurm command, which could wait
+for the very daemon that waits for them. What takes time is done by processes that slurmd does not know of.
 """
 
+import json
 import os
+import select
 import shlex
 import signal
 import sys
-import syslog
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
-from trimtab_slurm import attempt, settings
+from trimtab_slurm import attempt as attempts
+from trimtab_slurm import directories, faults, journal, proc
 from trimtab_slurm.attempt import Attempt
+from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
+from trimtab_slurm.settings import NodeSettings, load_or_default
 
-DEADLINE_SECONDS = 2
-_STOP = signal.SIGTERM
+DEADLINE_SECONDS = 1.0
+"""After which the hook gives up by itself."""
+KILL_SECONDS = 1.5
+"""After which its script kills it."""
+DIRECTORY_SECONDS = 0.3
+"""How long the job's profile directory is waited for: its file system may be another machine's, and hang."""
+RETRY_SECONDS = 600.0
+"""A journal that was written to less long ago than this is left to whoever is at it, or just failed at it."""
+SAMPLER_RECORD = "sampler.json"
+
+_SCRIPT = """\
+#!/bin/sh
+# trimtab's {which}. slurmd drains the node when it fails or hangs, so it does neither.
+set -- {python} -I -S -c {code}
+[ -x /usr/bin/timeout ] && set -- /usr/bin/timeout -s KILL {kill_seconds} "$@"
+"$@" </dev/null >/dev/null 2>&1
+code=$?
+if [ "$code" != 0 ] && [ -x /usr/bin/logger ]; then
+    /usr/bin/logger -t trimtab -p daemon.warning -- \\
+        "{which} of job $SLURM_JOB_ID: exit code $code from" {python} </dev/null >/dev/null 2>&1
+fi
+exit 0
+"""
 
 
 def hook_script(which: str, python: str, config: Path) -> str:
-    """The shell script that slurmd runs as Prolog or Epilog (`which`: "prolog" or "epilog").
+    """The sh script for slurm.conf's Prolog or Epilog. It needs no PATH, no HOME, and no site-packages.
 
-    It needs no PATH and no HOME. Python runs isolated and without site packages, from this very installation.
+    `which`: prolog or epilog; `python`: an absolute path of Python 3.11 or newer; `config`: the node.toml.
     """
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from trimtab_slurm.hooks import main; main(*sys.argv[2:])"
-    package_root = Path(__file__).parents[1]
-    command = shlex.join([python, "-I", "-S", "-c", code, str(package_root), which, str(config), python])
-    return (
-        "#!/bin/sh\n"
-        f"# trimtab's {which}: starts or stops the sampler of a job on this node. Never fails, never waits.\n"
-        "deadline=/usr/bin/timeout\n"
-        f'[ -x "$deadline" ] && deadline="$deadline -k 1 {DEADLINE_SECONDS}" || deadline=\n'
-        f"$deadline {command} </dev/null >/dev/null 2>&1\n"
-        "exit 0\n"
+    package = Path(__file__).parent.parent
+    code = (
+        f"import sys; sys.path.insert(0, {str(package)!r}); from trimtab_slurm.hooks import main; "
+        f"main({which!r}, {str(config)!r})"
     )
+    return _SCRIPT.format(which=which, python=shlex.quote(python), code=shlex.quote(code), kill_seconds=KILL_SECONDS)
 
 
-def main(which: str, config: str, python: str) -> None:
-    """The hook itself; every trouble ends in syslog."""
-    syslog.openlog(f"trimtab-{which}", syslog.LOG_PID, syslog.LOG_DAEMON)
+def main(which: str, config: str) -> None:
+    """Run a hook in this process's environment. Never raises."""
     try:
-        node_settings = _settings(Path(config))
-        if which == "prolog":
-            _prolog(node_settings, Path(config), python)
-        else:
-            _epilog(node_settings, Path(config), python)
-    except Exception as error:  # noqa: BLE001 - outermost: a hook that fails would drain the node
-        syslog.syslog(syslog.LOG_ERR, f"job {os.environ.get('SLURM_JOB_ID')}: {type(error).__name__}: {error}")
+        os.umask(0o022)
+        signal.signal(signal.SIGALRM, _give_up)
+        signal.setitimer(signal.ITIMER_REAL, DEADLINE_SECONDS)
+        settings, doubt = load_or_default(Path(config))
+        if doubt:
+            faults.warn(f"{which}: {doubt}")
+        run = {"prolog": _prolog, "epilog": _epilog}[which]
+        run(os.environ, _Node(Path(config), settings, doubt))
+    except Exception as error:  # noqa: BLE001  the hook's boundary: slurmd drains the node if anything gets out
+        faults.warn(f"{which} of job {os.environ.get('SLURM_JOB_ID')}: {faults.describe(error)}")
 
 
-def _settings(config: Path) -> settings.NodeSettings:
-    """The settings, or the defaults where the file is missing, faulty, or somebody else's."""
+@dataclass(frozen=True)
+class _Node:
+    """What the hook goes by."""
+
+    config: Path
+    settings: NodeSettings
+    doubt: str
+    """Why the settings are the defaults; empty where they are the file's."""
+
+    def start(self, module: str, arguments: Sequence[str | Path], keep: int | None = None) -> int:
+        """Start sampler or collector as a process that slurmd does not know of; returns its id."""
+
+        def become() -> None:
+            # It may be told to stop before Python has started: the signal waits until it is asked for.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+            python = self.settings.python or sys.executable
+            kept = ("SLURM_CONF", "SLURMD_NODENAME")
+            environment = {name: os.environ[name] for name in kept if name in os.environ}
+            # One thread: more of numpy's would take memory for nothing.
+            environment |= {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
+            os.execve(python, [python, "-I", "-m", f"trimtab_slurm.{module}", *map(str, arguments)], environment)
+
+        return detach(become, keep)
+
+    def collect(self, journals: Sequence[Path]) -> None:
+        """Start a collector for journals whose samplers are gone."""
+        if journals:
+            self.start("collect", [self.config, *journals])
+
+
+class _OutOfTime(Exception):
+    """The hook's own deadline has passed."""
+
+
+def _give_up(_number: int, _frame: FrameType | None) -> None:
+    raise _OutOfTime(f"not done within {DEADLINE_SECONDS:g} s")
+
+
+def _prolog(environment: Mapping[str, str], node: _Node) -> None:
+    attempt, settings = attempts.from_hook(environment, time.time()), node.settings
+    state_path = Path(settings.state_directory, attempt.node, str(attempt.job_id))
+    above = _node_directory(settings, attempt.node)
+    state = directories.open_own_below(above, str(attempt.job_id), 0o700)
+    earlier = _SamplerRecord.read(state)
+    if earlier and earlier.alive:
+        if (earlier.restart_count, earlier.uid) == (attempt.restart_count, attempt.uid):
+            _note(earlier.journal, "prolog", "ran again; the sampler of this attempt goes on")
+            return
+        os.kill(earlier.pid, signal.SIGTERM)  # an earlier attempt's, whose epilog never ran
+    path, writer = journal.create(Path(settings.journal_directory), attempt, settings.sampler_period_seconds)
+    writer.event("prolog", f"job {attempt.job_id} of {attempt.user or attempt.uid} on {attempt.node}")
+    for trouble in filter(None, (node.doubt, _prepare_directory(settings, attempt))):
+        writer.event("fault", trouble)
+    pid = node.start("sampler", [path, state_path, node.config], writer.descriptor)
+    _SamplerRecord.of(pid, path, attempt).write(state)
+    os.close(writer.descriptor)
+    old = time.time() - RETRY_SECONDS
+    node.collect([orphan for orphan in journal.orphans(path.parent) if orphan.stat().st_mtime < old])
+
+
+def _epilog(environment: Mapping[str, str], node: _Node) -> None:
+    job = str(attempts.job_id(environment))
+    above = _node_directory(node.settings, attempts.node_name(environment))
     try:
-        status = config.stat()
-        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
-            raise settings.SettingsError(f"{config} is not root's alone; the defaults apply")
-        return settings.load(config)
-    except (OSError, settings.SettingsError) as error:
-        syslog.syslog(syslog.LOG_WARNING, str(error))
-        return settings.NodeSettings()
+        state = os.open(job, directories.DIRECTORY, dir_fd=above)
+    except FileNotFoundError:
+        return  # it ran before, or no prolog did
+    sampler = _SamplerRecord.read(state)
+    if sampler is None:
+        faults.warn(f"epilog of job {job}: the prolog left no record of a sampler")
+    else:
+        if node.doubt:
+            _note(sampler.journal, "fault", node.doubt)
+        _note(sampler.journal, "epilog", f"job exit code {environment.get('SLURM_JOB_EXIT_CODE2', 'not known')}")
+        sampler.remove(state)
+    os.rmdir(job, dir_fd=above)
+    if sampler is None:
+        return
+    if sampler.alive:
+        os.kill(sampler.pid, signal.SIGTERM)
+    else:
+        node.collect([sampler.journal])
 
 
-def _prolog(node_settings: settings.NodeSettings, config: Path, python: str) -> None:
-    started = attempt.from_environment(os.environ, time.time())
-    _make_job_directory(Path(node_settings.profile_root), started)
-    directory = _private_directory(Path(node_settings.state_directory), started.node)
-    state_file = directory / f"{started.name}.json"
-    with os.fdopen(os.open(state_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w") as file:
-        file.write(attempt.to_json(started))
-    pid = _detach([python, "-I", "-m", "trimtab_slurm.sampler", str(state_file), str(config)])
-    state_file.with_suffix(".pid").write_text(f"{pid} {_start_ticks(pid)}")
+def _node_directory(settings: NodeSettings, node: str) -> int:
+    root = directories.open_own(Path(settings.state_directory), 0o755)
+    return directories.open_own_below(root, node, 0o755)
 
 
-def _epilog(node_settings: settings.NodeSettings, config: Path, python: str) -> None:
-    """Stop the samplers of this job on this node; a dead one leaves a journal, which is collected without it."""
-    job_id, node = int(os.environ["SLURM_JOB_ID"]), os.environ["SLURMD_NODENAME"]
-    for state_file in sorted(Path(node_settings.state_directory, node).glob(f"{job_id}-*.json")):
-        pid, ticks = _recorded(state_file.with_suffix(".pid"))
-        if pid and _start_ticks(pid) == ticks:
-            os.kill(pid, _STOP)
-        else:
-            syslog.syslog(syslog.LOG_WARNING, f"job {job_id}: its sampler is gone; collecting what it left")
-            _detach([python, "-I", "-m", "trimtab_slurm.collect", str(state_file), str(config)])
+@dataclass(frozen=True)
+class _SamplerRecord:
+    """Which process samples an attempt: kept in the attempt's state directory."""
 
+    pid: int
+    start_ticks: int
+    journal: Path
+    restart_count: int
+    uid: int
 
-def _private_directory(root: Path, node: str) -> Path:
-    """`root`/`node`, ours alone. Raises OSError where somebody else could have put it there."""
-    for directory in (root, root / node):
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.lstat()
-        if directory.is_symlink() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-            raise PermissionError(f"{directory} is a link, another user's, or open to others")
-    return root / node
+    @classmethod
+    def of(cls, pid: int, path: Path, attempt: Attempt) -> "_SamplerRecord":
+        stat = proc.read_stat(pid)
+        return cls(pid, stat.start_ticks if stat else -1, path, attempt.restart_count, attempt.uid)
 
-
-def _make_job_directory(root: Path, started: Attempt) -> None:
-    """`root`/<cluster>/<job id>, the user's own. A trouble here costs the profile, not the job: it goes to syslog."""
-    try:
-        root.mkdir(mode=0o711, parents=True, exist_ok=True)
-        cluster = root / started.cluster
-        cluster.mkdir(mode=0o711, exist_ok=True)
-        handle = os.open(cluster, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    @classmethod
+    def read(cls, state: int) -> "_SamplerRecord | None":
+        """The record in a state directory; None where it was not written, or not whole."""
         try:
-            os.mkdir(str(started.job_id), 0o700, dir_fd=handle)
-            os.chown(str(started.job_id), started.uid, started.gid, dir_fd=handle, follow_symlinks=False)
-        except FileExistsError:
-            pass  # another node's prolog was first, or it is a requeued attempt
-        finally:
-            os.close(handle)
-    except OSError as error:
-        syslog.syslog(syslog.LOG_WARNING, f"job {started.job_id}: no directory for its profile: {error}")
+            descriptor = os.open(SAMPLER_RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=state)
+            with os.fdopen(descriptor, encoding="utf-8") as file:
+                values = json.load(file)
+            return cls(**{**values, "journal": Path(values["journal"])})
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None
+
+    def write(self, state: int) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(SAMPLER_RECORD, flags, 0o600, dir_fd=state)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            json.dump({**vars(self), "journal": str(self.journal)}, file)
+
+    @staticmethod
+    def remove(state: int) -> None:
+        os.unlink(SAMPLER_RECORD, dir_fd=state)
+
+    @property
+    def alive(self) -> bool:
+        """Whether this very process still runs."""
+        stat = proc.read_stat(self.pid)
+        return stat is not None and stat.start_ticks == self.start_ticks
 
 
-def _detach(command: list[str]) -> int:
-    """Start a command that outlives the hook: its parent is init, its session its own, no descriptor is inherited.
+def _note(path: Path, kind: str, text: str) -> None:
+    """Append an event to the journal that a sampler is writing, or has left behind."""
+    try:
+        descriptor = journal.open_existing(path)
+    except FileNotFoundError:
+        return  # it is a part already
+    journal.Writer(descriptor).event(kind, text)
+    os.close(descriptor)
 
-    Returns its process id. slurmd waits for whoever holds its pipes, and kills the hook's process group.
-    """
+
+def _prepare_directory(settings: NodeSettings, attempt: Attempt) -> str:
+    """Have the job's profile directory made; returns what went wrong. A file system that hangs is not waited for."""
+
+    def make() -> None:
+        trouble = ""
+        try:
+            directories.make_job_directory(
+                Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid
+            )
+        except OSError as error:
+            trouble = f"profile directory: {error}"
+        os.write(KEPT_DESCRIPTOR, trouble.encode())
+
     reader, writer = os.pipe()
-    child = os.fork()
-    if child:
-        os.close(writer)
-        os.waitpid(child, 0)
-        with os.fdopen(reader) as answer:
-            return int(answer.read())
-    try:
-        os.setsid()
-        grandchild = os.fork()
-        if grandchild:
-            os.write(writer, str(grandchild).encode())
-            os._exit(0)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {_STOP})
-        os.chdir("/")
-        os.closerange(0, 1 + max(int(entry.name) for entry in Path("/proc/self/fd").iterdir()))
-        os.open(os.devnull, os.O_RDWR)
-        os.dup(0)
-        os.dup(0)
-        os.execve(command[0], command, {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
-    finally:
-        os._exit(127)  # never back into the hook's own code, which the parent runs
-
-
-def _recorded(pid_file: Path) -> tuple[int, int]:
-    try:
-        pid, ticks = pid_file.read_text(encoding="ascii").split()
-        return int(pid), int(ticks)
-    except (OSError, ValueError):
-        return 0, 0
-
-
-def _start_ticks(pid: int) -> int:
-    """When a process began, in clock ticks since boot: with its id, its identity. 0: there is none that still runs."""
-    try:
-        state, *fields = (
-            Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-        )
-        return 0 if state == "Z" else int(fields[18])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-__all__ = ["hook_script", "main"]
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    detach(make, writer)
+    os.close(writer)
+    if not select.select([reader], [], [], DIRECTORY_SECONDS)[0]:
+        return f"profile directory: {settings.profile_root} did not answer within {DIRECTORY_SECONDS:g} s"
+    return os.read(reader, 4096).decode(errors="replace")

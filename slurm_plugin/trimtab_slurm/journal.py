@@ -1,90 +1,259 @@
-"""An attempt's samples as they come: append-only, checksummed records, so that a kill loses at most the last ones.
+"""The journal of one attempt on one node: records appended as they happen, of which a kill loses none that is written.
 
-A record is `length, crc32, kind, payload`, little endian. Kinds: A the attempt (JSON, first), D a device (JSON), S a
-sample (device number, time, one double for each of its columns), V an event (JSON), E the end (JSON). Standard library
+A file is a sequence of records: length and CRC-32 of what follows, kind, payload. Each record is one write to a file
+opened for appending, so hook and sampler can write at the same time. Reading stops at the first record that is not
+intact and says so. Times are the monotonic clock's, which nobody sets; the header ties them to UTC. Standard library
 only.
 """
 
+import fcntl
 import json
 import os
 import struct
+import time
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-_HEAD = struct.Struct("<IIc")
-_SAMPLE = struct.Struct("<Id")
-_LONGEST_PAYLOAD = 1 << 20
+from trimtab_slurm import directories
+from trimtab_slurm.attempt import Attempt
+
+SCHEMA = 1
+SUFFIX = ".journal"
+HEADER, DEVICE, SAMPLE, EVENT, END = range(1, 6)
+
+_FRAME = struct.Struct("<IIB")  # length of the payload, CRC-32 of kind and payload, kind
+_SAMPLE = struct.Struct("<Id")  # device number, monotonic time; one double for each of the device's columns follows
+_LONGEST_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Record:
-    """One intact record; `body` for all kinds but samples, the other three for those."""
+class JournalError(ValueError):
+    """A file that holds no journal: without a header, or with records that no sampler writes."""
 
+
+@dataclass
+class DeviceRecord:
+    """One device's identity, and its samples."""
+
+    uuid: str
     kind: str
-    body: dict[str, Any]
-    device: int = -1
-    time_seconds: float = 0.0
-    values: tuple[float, ...] = ()
+    model: str
+    index: int
+    driver: str
+    columns: tuple[str, ...]
+    absent: dict[str, str] = field(default_factory=dict)
+    """Column -> why it had no value, when that was last said."""
+    times: list[float] = field(default_factory=list)
+    """UTC, seconds since 1970, of each sample."""
+    rows: list[tuple[float, ...]] = field(default_factory=list)
+    """One value for each column, for each sample."""
 
 
-@dataclass(frozen=True)
-class Damage:
-    """Where a journal stops making sense."""
-
-    offset: int
-    lost_bytes: int
-
-
+@dataclass
 class Journal:
-    """Open for appending, by one sampler. Each record is in the file when the call returns."""
+    """Everything intact in a journal. Times are UTC, seconds since 1970."""
 
-    def __init__(self, path: Path) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._descriptor = os.open(path, flags, 0o600)
-
-    def write(self, kind: str, body: dict[str, Any]) -> None:
-        """Append a record of any kind but a sample."""
-        self._append(kind.encode(), json.dumps(body).encode())
-
-    def sample(self, device: int, time_seconds: float, values: Sequence[float]) -> None:
-        """Append a sample: the values of a device's columns, in their order."""
-        self._append(b"S", _SAMPLE.pack(device, time_seconds) + struct.pack(f"<{len(values)}d", *values))
-
-    def close(self) -> None:
-        """Make it durable, and let go."""
-        os.fsync(self._descriptor)
-        os.close(self._descriptor)
-
-    def _append(self, kind: bytes, payload: bytes) -> None:
-        os.write(self._descriptor, _HEAD.pack(len(payload), zlib.crc32(kind + payload), kind) + payload)
+    attempt: Attempt
+    period_seconds: float
+    start_seconds: float
+    """When the prolog made it."""
+    end_seconds: float
+    """Of the last record."""
+    devices: list[DeviceRecord]
+    events: list[tuple[float, str, str]]
+    """Time, kind, text."""
+    ended: bool
+    """Whether the sampler came to its end."""
+    damage: str
+    """What is wrong with the rest of the file; empty where there is none."""
 
 
-def read(path: Path) -> Iterator[Record | Damage]:
-    """Every intact record in order; a Damage in the end where the file is torn or altered."""
-    content = path.read_bytes()
-    offset = 0
-    while offset < len(content):
-        record, size = _parse(content, offset)
-        if record is None:
-            yield Damage(offset, len(content) - offset)
-            return
-        yield record
-        offset += size
+class Writer:
+    """Appends to an open journal."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def device(self, number: int, record: DeviceRecord) -> None:
+        """Introduce a device before its first sample, or say anew what it has no values for."""
+        keys = ("uuid", "kind", "model", "index", "driver", "columns", "absent")
+        self._append(DEVICE, _json({"number": number, **{key: getattr(record, key) for key in keys}}))
+
+    def samples(self, samples: Sequence[tuple[int, float, Sequence[float]]]) -> None:
+        """Append (device number, monotonic time, values in the order of its columns), all in one write."""
+        self._write(
+            b"".join(
+                _record(SAMPLE, _SAMPLE.pack(number, monotonic) + struct.pack(f"<{len(values)}d", *values))
+                for number, monotonic, values in samples
+            )
+        )
+
+    def event(self, kind: str, text: str) -> None:
+        """Append something that happened just now."""
+        self._append(EVENT, _json({"monotonic": time.monotonic(), "kind": kind, "text": text}))
+
+    def end(self) -> None:
+        """Append that the sampler came to its end."""
+        self._append(END, _json({"monotonic": time.monotonic()}))
+
+    def _append(self, kind: int, payload: bytes) -> None:
+        self._write(_record(kind, payload))
+
+    def _write(self, content: bytes) -> None:
+        before = os.fstat(self.descriptor).st_size
+        written = os.write(self.descriptor, content)
+        if written < len(content):  # the disk is full: what follows half a record could not be read
+            os.ftruncate(self.descriptor, before)
+            raise OSError(f"journal: only {written} of {len(content)} bytes could be written")
 
 
-def _parse(content: bytes, offset: int) -> tuple[Record | None, int]:
-    if len(content) - offset < _HEAD.size:
-        return None, 0
-    length, checksum, kind = _HEAD.unpack_from(content, offset)
-    payload = content[offset + _HEAD.size : offset + _HEAD.size + length]
-    if length > _LONGEST_PAYLOAD or len(payload) < length or zlib.crc32(kind + payload) != checksum:
-        return None, 0
-    size = _HEAD.size + length
-    if kind != b"S":
-        return Record(kind.decode("latin-1"), json.loads(payload)), size
-    device, time_seconds = _SAMPLE.unpack_from(payload)
-    values = struct.unpack(f"<{(length - _SAMPLE.size) // 8}d", payload[_SAMPLE.size :])
-    return Record("S", {}, device, time_seconds, values), size
+def create(directory: Path, attempt: Attempt, period_seconds: float) -> tuple[Path, Writer]:
+    """Make the journal of an attempt that begins now, locked, its header written. Raises OSError.
+
+    The lock belongs to the open file: it is held while this process, or one that inherits the descriptor, lives.
+    """
+    name = f"{attempt.cluster}.{attempt.job_id}.{attempt.node}.{time.time_ns()}{SUFFIX}"
+    below = directories.open_own(directory, 0o700)
+    try:
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(name, flags, 0o600, dir_fd=below)
+    finally:
+        os.close(below)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    writer = Writer(descriptor)
+    header = {
+        "schema": SCHEMA,
+        "attempt": attempt.to_dict(),
+        "period_seconds": period_seconds,
+        "monotonic": time.monotonic(),
+        "realtime": time.time(),
+    }
+    writer._append(HEADER, _json(header))
+    return directory / name, writer
+
+
+def open_existing(path: Path) -> int:
+    """A descriptor to read and append with. Raises OSError, FileNotFoundError where it has been collected."""
+    return os.open(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def lock(descriptor: int) -> bool:
+    """Take the lock of a journal; False where its sampler, or a collector, holds it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def orphans(directory: Path) -> list[Path]:
+    """Journals that nobody holds: their sampler is dead, and nobody is collecting them."""
+    found = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        try:
+            descriptor = open_existing(path)
+        except OSError:
+            continue  # collected meanwhile, or nothing that we would follow
+        if lock(descriptor):
+            found.append(path)
+        os.close(descriptor)
+    return found
+
+
+def read(descriptor: int) -> Journal:
+    """All intact records of an open journal. Raises JournalError."""
+    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+    return parse(content)
+
+
+def parse(content: bytes) -> Journal:
+    """As `read`, of the file's bytes."""
+    try:
+        return _assembled(*_intact(content))
+    except (KeyError, TypeError, struct.error) as error:
+        raise JournalError(f"records that do not fit each other: {type(error).__name__}: {error}") from error
+
+
+def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
+    if not records or records[0][0] != HEADER:
+        raise JournalError(damage or "no header")
+    header = json.loads(records[0][1])
+    if header["schema"] > SCHEMA:
+        raise JournalError(f"schema {header['schema']} is newer than this version's {SCHEMA}")
+    offset = header["realtime"] - header["monotonic"]
+    journal = Journal(
+        attempt=Attempt.from_dict(header["attempt"]),
+        period_seconds=header["period_seconds"],
+        start_seconds=header["realtime"],
+        end_seconds=header["realtime"],
+        devices=[],
+        events=[],
+        ended=False,
+        damage=damage,
+    )
+    devices: dict[int, DeviceRecord] = {}
+    for kind, payload in records[1:]:
+        if kind == SAMPLE:
+            seconds = _add_sample(devices, payload) + offset
+        else:
+            body = json.loads(payload)
+            if kind == DEVICE:
+                _introduce(devices, body)
+                continue
+            seconds = body["monotonic"] + offset
+            if kind == EVENT:
+                journal.events.append((seconds, body["kind"], body["text"]))
+            journal.ended |= kind == END
+        journal.end_seconds = max(journal.end_seconds, seconds)
+    journal.devices = list(devices.values())
+    for device in journal.devices:
+        device.times = [monotonic + offset for monotonic in device.times]
+    return journal
+
+
+def _introduce(devices: dict[int, DeviceRecord], body: dict[str, Any]) -> None:
+    number, columns = body.pop("number"), tuple(body.pop("columns"))
+    if number in devices:
+        devices[number].absent = body["absent"]
+    else:
+        devices[number] = DeviceRecord(columns=columns, **body)
+
+
+def _add_sample(devices: Mapping[int, DeviceRecord], payload: bytes) -> float:
+    number, monotonic = _SAMPLE.unpack_from(payload)
+    device = devices[number]
+    device.times.append(monotonic)
+    device.rows.append(struct.unpack_from(f"<{len(device.columns)}d", payload, _SAMPLE.size))
+    return float(monotonic)
+
+
+def _intact(content: bytes) -> tuple[list[tuple[int, bytes]], str]:
+    """The records up to the first damaged one, and what is wrong with that."""
+    records: list[tuple[int, bytes]] = []
+    position = 0
+    while position < len(content):
+        rest = f"after {len(records)} records, at byte {position} of {len(content)}"
+        if len(content) - position < _FRAME.size:
+            return records, f"cut off {rest}"
+        length, checksum, kind = _FRAME.unpack_from(content, position)
+        begin = position + _FRAME.size
+        if length > _LONGEST_BYTES or not HEADER <= kind <= END:
+            return records, f"garbage {rest}"
+        payload = content[begin : begin + length]
+        if len(payload) < length:
+            return records, f"cut off {rest}"
+        if zlib.crc32(payload, kind) != checksum:
+            return records, f"wrong checksum {rest}"
+        records.append((kind, payload))
+        position = begin + length
+    return records, ""
+
+
+def _record(kind: int, payload: bytes) -> bytes:
+    return _FRAME.pack(len(payload), zlib.crc32(payload, kind), kind) + payload
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return json.dumps(body).encode()

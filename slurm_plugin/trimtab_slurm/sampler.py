@@ -1,106 +1,137 @@
-"""One process per attempt and node: samples the attempt's devices into its journal, until it is told to stop.
+"""The sampler: one process for each attempt and node, which reads its devices every period until the epilog says stop.
 
-`python -m trimtab_slurm.sampler STATE_FILE CONFIG`, started by the prolog. It knows no Slurm command, and ends on
-SIGTERM, or when its state file is gone. What comes then, journal to profile, is `collect`'s, in this same process, so
-that no hook has to wait for it.
+From the prolog it inherits its journal, locked, as its one open descriptor, and SIGTERM blocked: a job may end before
+Python has started. When sampling is over, the same process turns the journal into the node's part.
 """
 
 import math
 import os
 import signal
 import sys
-import syslog
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from trimtab_slurm import attempt, collect, settings
-from trimtab_slurm.attempt import Attempt
-from trimtab_slurm.devices import Device, DeviceGone
-from trimtab_slurm.devices.cpu import TaskFinder
-from trimtab_slurm.journal import Journal
+from trimtab_slurm import faults, journal
+from trimtab_slurm.detach import KEPT_DESCRIPTOR
+from trimtab_slurm.devices import Device, DeviceError, Discovery, discover
+from trimtab_slurm.settings import load_or_default
 
-STOP = signal.SIGTERM
-"""The prolog blocks it before it starts us, so that none is lost: we take it between samples."""
+NICENESS = 10
+STATE_CHECK_SECONDS = 1.0
+"""How often it is seen whether the attempt's state is still there."""
+
+T = TypeVar("T")
+Samples = list[tuple[int, float, Sequence[float]]]
 
 
 class Sampler:
-    """The devices of one attempt, and the journal that takes their samples."""
+    """Samples the devices of one attempt into its journal."""
 
-    def __init__(self, sampled: Attempt, journal: Journal, period_seconds: float) -> None:
-        self._journal = journal
-        self._period_seconds = period_seconds
-        self._finder = TaskFinder(sampled)
-        self._devices: list[Device] = []
-        self._gone: set[int] = set()
-        clocks = {"realtime_seconds": time.time(), "monotonic_seconds": time.monotonic()}
-        body = {"attempt": attempt.to_json(sampled), "sampler_period_seconds": period_seconds, **clocks}
-        journal.write("A", body)
-        if sampled.gpus:
-            held = ", ".join(sampled.gpus)
-            self.event("driver", f"no GPU driver is read yet: {len(sampled.gpus)} GPUs held ({held}), not measured")
+    def __init__(self, writer: journal.Writer, discovery: Discovery) -> None:
+        self._writer = writer
+        self._drivers = discovery.drivers
+        self._records: dict[str, tuple[int, journal.DeviceRecord]] = {}
+        self._faults: dict[str, str] = {}
+        for note in discovery.notes:
+            writer.event("fault", note)
 
-    def event(self, kind: str, text: str) -> None:
-        """Note something that is no figure."""
-        self._journal.write("V", {"time_seconds": time.time(), "kind": kind, "text": text})
+    def round(self) -> None:
+        """One sample of each device that there is. What fails becomes an event, once, and costs only its own sample.
 
-    def run(self, state_file: Path) -> None:
-        """Sample at fixed moments until the stop; the first and the last sample are always taken."""
-        due = time.monotonic()
-        while True:
-            self.sample()
-            due = max(due + self._period_seconds, time.monotonic())
-            if signal.sigtimedwait({STOP}, max(0.0, due - time.monotonic())) or not state_file.exists():
-                break
-        self.sample()
-        self._journal.write("E", {"time_seconds": time.time()})
+        Raises OSError when the journal cannot be written to; the samples of this round are then lost.
+        """
+        samples: Samples = []
+        for driver in self._drivers:
+            for device in self._guarded(type(driver).__name__, driver.devices) or ():
+                reading = self._guarded(device.identity.uuid, device.sample)
+                if reading is not None:
+                    number, columns = self._introduce(device, dict(reading.absent))
+                    values = [reading.values.get(column, math.nan) for column in columns]
+                    samples.append((number, time.monotonic(), values))
+        if samples:
+            self._writer.samples(samples)
 
-    def sample(self) -> None:
-        """One sample of every device that is there."""
-        for found in self._finder.new_devices():
-            self._journal.write(
-                "D",
-                {
-                    "uuid": found.uuid,
-                    "kind": found.kind,
-                    "model": found.model,
-                    "index": found.index,
-                    "driver": found.driver,
-                    "columns": list(found.columns),
-                },
+    def _introduce(self, device: Device, absent: dict[str, str]) -> tuple[int, Sequence[str]]:
+        """Record a device at its first reading, and whenever it gives new reasons for what is absent."""
+        identity = device.identity
+        number, record = self._records.get(identity.uuid, (len(self._records), None))
+        if record is None:
+            record = journal.DeviceRecord(
+                identity.uuid, identity.kind, identity.model, identity.index, identity.driver, identity.columns, absent
             )
-            self._devices.append(found)
-        for number, device in enumerate(self._devices):
-            try:
-                values = device.sample()
-            except DeviceGone as gone:
-                if number not in self._gone:
-                    self._gone.add(number)
-                    self.event("device", f"{device.uuid}: {gone}")
-                continue
-            self._gone.discard(number)
-            self._journal.sample(number, time.time(), [float(value) for value in values] or [math.nan])
+            self._writer.device(number, record)
+            self._records[identity.uuid] = number, record
+        elif not absent.keys() <= record.absent.keys():
+            record.absent |= absent
+            self._writer.device(number, record)
+        return number, record.columns
+
+    def _guarded(self, source: str, action: Callable[[], T]) -> T | None:
+        """What a driver's action gives; None when it fails, which is recorded when it begins."""
+        try:
+            result = action()
+        except Exception as error:  # noqa: BLE001  a library that fails must not end the samples of other devices
+            text = str(error) if isinstance(error, DeviceError) else f"{source}: {type(error).__name__}: {error}"
+            if self._faults.get(source) != text:
+                self._faults[source] = text
+                self._writer.event("fault", text)
+            return None
+        self._faults.pop(source, None)
+        return result
 
 
-def main(state_file: Path, config: Path) -> None:
-    """Sample, then make the node's part of the profile."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {STOP})
-    os.nice(5)
-    node_settings = settings.load(config) if config.exists() else settings.NodeSettings()
-    sampled = attempt.from_json(state_file.read_text(encoding="utf-8"))
-    path = collect.journal_path(node_settings, sampled)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    journal = Journal(path)
-    Sampler(sampled, journal, node_settings.sampler_period_seconds).run(state_file)
-    journal.close()
-    state_file.unlink(missing_ok=True)
-    state_file.with_suffix(".pid").unlink(missing_ok=True)
-    collect.collect_node(path, node_settings)
+def next_deadline(deadline: float, period: float, now: float) -> float:
+    """The first of the moments `deadline` + n periods that is not past: samples that were missed are not made up."""
+    return deadline + period * max(1, math.ceil((now - deadline) / period))
+
+
+def sample_until_stopped(sampler: Sampler, period: float, state: Path) -> str:
+    """Sample at once, every period, and once more when told to stop. Returns what told."""
+    deadline, reason, trouble = time.monotonic(), "", ""
+    while True:
+        try:
+            sampler.round()
+            trouble = ""
+        except OSError as error:  # a full disk, say: it may be possible again later
+            if str(error) != trouble:
+                trouble = str(error)
+                faults.warn(f"sampler: {trouble}")
+        if reason:
+            return reason
+        deadline = next_deadline(deadline, period, time.monotonic())
+        reason = _wait(deadline, state)
+
+
+def _wait(deadline: float, state: Path) -> str:
+    """Sleep until the deadline, or less when told to stop; returns what told, or nothing."""
+    while (left := deadline - time.monotonic()) > 0:
+        if signal.sigtimedwait({signal.SIGTERM}, min(left, STATE_CHECK_SECONDS)):
+            return "SIGTERM"
+        if not state.is_dir():
+            return f"{state} has vanished"
+    return ""
+
+
+def main() -> None:
+    """The sampler's process, as the prolog starts it: JOURNAL STATE CONFIG."""
+    faults.report_uncaught("sampler")
+    path, state, config = map(Path, sys.argv[1:])
+    os.umask(0o022)
+    os.nice(NICENESS)
+    recorded = journal.read(KEPT_DESCRIPTOR)
+    writer = journal.Writer(KEPT_DESCRIPTOR)
+    writer.event("sampler", f"started, one sample in {recorded.period_seconds:g} s")
+    reason = sample_until_stopped(Sampler(writer, discover(recorded.attempt)), recorded.period_seconds, state)
+    writer.event("sampler", f"stopped: {reason}")
+    writer.end()
+
+    from trimtab_slurm import collect  # late: numpy and h5py are not to lie in memory while the job runs
+
+    settings, _ = load_or_default(config)
+    collect.collect_locked(KEPT_DESCRIPTOR, path, Path(settings.profile_root))
 
 
 if __name__ == "__main__":
-    syslog.openlog("trimtab-sampler", syslog.LOG_PID, syslog.LOG_DAEMON)
-    try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]))
-    except Exception as error:  # noqa: BLE001 - outermost: its descriptors are closed, so syslog is all that is left
-        syslog.syslog(syslog.LOG_ERR, f"{sys.argv[1:]}: {type(error).__name__}: {error}")
-        sys.exit(1)
+    main()

@@ -1,53 +1,102 @@
-"""node.toml: where the node's part of trimtab keeps what. Standard library only: the hooks load it."""
+"""What an admin sets for the nodes: node.toml. Standard library only: the hooks read it."""
 
+import difflib
+import json
+import os
+import stat
 import tomllib
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 
 class SettingsError(ValueError):
-    """A node.toml that cannot be taken: names file, key and reason."""
+    """A node.toml that cannot be used: names the file, the key, the reason, and the way out."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What an admin sets for a node."""
+    """Where the hooks keep things, and how often they measure. Paths are absolute."""
 
     state_directory: str = "/run/trimtab"
-    """Which attempts are being sampled now. Below root alone."""
+    """Which sampler belongs to which job; need not survive a reboot."""
     journal_directory: str = "/var/lib/trimtab/journals"
-    """Samples of running jobs. Below root alone, local to the node."""
+    """Samples of running jobs. Local to the node, and must survive a reboot."""
     profile_root: str = "/var/lib/trimtab/profiles"
-    """Finished profiles, `<cluster>/<job id>/` below it; shared by all nodes of the cluster."""
+    """Profiles, in one directory for each job that belongs to its user. On a file system that all nodes share, the
+    parts of all nodes become one file."""
     sampler_period_seconds: float = 1.0
-    """Time between two samples of a device."""
+    """Time between two samples."""
+    python: str = ""
+    """Interpreter of sampler and collector, with trimtab installed; empty: the one that runs the hooks."""
+
+    def __post_init__(self) -> None:
+        for key in ("state_directory", "journal_directory", "profile_root"):
+            if not Path(getattr(self, key)).is_absolute():
+                raise SettingsError(f"{key} = {json.dumps(getattr(self, key))}: must be an absolute path")
+        if self.python and not Path(self.python).is_absolute():
+            raise SettingsError(f"python = {json.dumps(self.python)}: must be an absolute path, or empty")
+        if not 0.01 <= self.sampler_period_seconds <= 3600:
+            raise SettingsError(
+                f"sampler_period_seconds = {self.sampler_period_seconds}: must be between 0.01 and 3600"
+            )
 
 
 def load(path: Path) -> NodeSettings:
-    """The settings of a file. Raises SettingsError for an unknown key, a wrong type, or no file."""
+    """The settings of a file, defaults for what it leaves out. Raises SettingsError."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{path}: {error}") from error
-    known = {field.name: field.type for field in fields(NodeSettings)}
-    for key, value in values.items():
-        if key not in known:
-            raise SettingsError(f"{path}: {key} is not a setting; choose from: {', '.join(known)}")
-        if known[key] is str and not (isinstance(value, str) and value.startswith("/")):
-            raise SettingsError(f"{path}: {key} = {value!r} must be an absolute path in quotes")
-        if known[key] is float and (isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0.01):
-            raise SettingsError(f"{path}: {key} = {value!r} must be a number of at least 0.01")
-    return NodeSettings(**values)
+        return _parse(path, path.read_bytes())
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def load_or_default(path: Path) -> tuple[NodeSettings, str]:
+    """For a privileged process, which goes on in any case: the settings, or the defaults and why they were taken.
+
+    Only a file that no other user can have written is believed.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+                raise SettingsError(
+                    f"{path} could have been written by another user (owner {status.st_uid}, mode "
+                    f"{stat.S_IMODE(status.st_mode):04o}); chown it to root, and chmod go-w"
+                )
+            return _parse(path, file.read()), ""
+    except (OSError, SettingsError) as error:
+        return NodeSettings(), f"the defaults apply: {error}"
 
 
 def render(settings: NodeSettings) -> str:
-    """The text of a node.toml with these settings."""
-    lines = (f"{field.name} = {_toml(getattr(settings, field.name))}" for field in fields(settings))
-    return "\n".join(lines) + "\n"
+    """The text of a node.toml that `load` reads back as these settings."""
+    # A JSON string is a TOML basic string.
+    return "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
 
 
-def _toml(value: str | float) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
+def _parse(path: Path, content: bytes) -> NodeSettings:
+    try:
+        values = tomllib.loads(content.decode())
+    except ValueError as error:
+        raise SettingsError(f"{path} is not TOML: {error}") from error
+    types = {field.name: field.type for field in fields(NodeSettings)}
+    for key, value in values.items():
+        if key not in types:
+            close = difflib.get_close_matches(key, types, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(types)}"
+            raise SettingsError(f"{path}: unknown key {key}; {hint}")
+        values[key] = _typed(f"{path}: {key}", value, types[key])
+    try:
+        return NodeSettings(**values)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error}") from error
+
+
+def _typed(where: str, value: Any, kind: Any) -> Any:
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind):
+        wanted = {float: "a number", str: "a text in quotes"}[kind]
+        raise SettingsError(f"{where} = {value!r}: must be {wanted}")
+    return value

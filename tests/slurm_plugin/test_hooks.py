@@ -1,7 +1,10 @@
-"""The hooks as slurmd runs them: the real script, in the environment of a real hook, with nothing else in it."""
+"""The hooks as slurmd runs them: their scripts, by sh, without an environment, real samplers and real tasks."""
 
 import contextlib
+import dataclasses
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,237 +13,410 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_slurm import collect, profile, settings
+from trimtab_slurm import journal, proc
 from trimtab_slurm.hooks import hook_script
-from trimtab_slurm.journal import Record, read
+from trimtab_slurm.profile import read
+from trimtab_slurm.settings import NodeSettings, render
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="hooks run as root")
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs its hooks as root")
 
-BUSY = "import time\nwhile True:\n    sum(range(10000))\n"
+RECORDED = Path(__file__).parent / "data" / "prolog-22.05.8.env"
+"""What a real prolog saw, of another user and job."""
+DEADLINE_SECONDS = 2.0
+BUSY = "while :; do :; done"
 
 
 class Node:
-    """A node's hooks and directories, and the environment that slurmd would give them."""
+    """A node with trimtab's hooks: everything below one directory."""
 
-    def __init__(self, directory: Path, python: str = sys.executable):
+    def __init__(self, directory):
         self.directory = directory
         self.config = directory / "node.toml"
-        self.profiles = directory / "profiles"
-        self.config.write_text(
-            settings.render(
-                settings.NodeSettings(
-                    state_directory=str(directory / "run"),
-                    journal_directory=str(directory / "journals"),
-                    profile_root=str(self.profiles),
-                    sampler_period_seconds=0.1,
-                )
-            )
+        self.python = sys.executable
+        self.settings = NodeSettings(
+            str(directory / "run"), str(directory / "journals"), str(directory / "profiles"), 0.1
         )
-        for which in ("prolog", "epilog"):
-            self.script(which).write_text(hook_script(which, python, self.config))
-            self.script(which).chmod(0o755)
+        self.config.write_text(render(self.settings))
+        lines = RECORDED.read_text().splitlines()
+        self.environment = dict(line.split("=", 1) for line in lines)
+        self.job = directory / "profiles" / "sandbox" / self.environment["SLURM_JOB_ID"]
 
-    def script(self, which: str) -> Path:
-        return self.directory / which
-
-    def environment(self, job_id: int, **more: str) -> dict[str, str]:
-        return {
-            "SLURM_JOB_ID": str(job_id),
-            "SLURM_JOB_UID": "0",
-            "SLURM_JOB_GID": "0",
-            "SLURM_JOB_USER": "root",
-            "SLURM_CLUSTER_NAME": "c",
-            "SLURM_JOB_GPUS": "0,1",
-            "SLURM_NODELIST": "n1",
-            "SLURMD_NODENAME": "n1",
-        } | more
-
-    def hook(self, which: str, job_id: int, **more: str) -> None:
-        """Run a hook: it must succeed within its deadline, whatever else is the case."""
-        ended = subprocess.run(
-            [self.script(which)], env=self.environment(job_id, **more), timeout=4, capture_output=True
+    def hook(self, which, wrap=(), **changes):
+        """Run a hook; it must say nothing, exit 0, in time, and hold no descriptor of its caller's."""
+        script = self.directory / which
+        script.write_text(hook_script(which, self.python, self.config))
+        begin = time.monotonic()
+        # As slurmd does: it reads until nobody holds the other end of the pipe.
+        done = subprocess.run(
+            [*wrap, "/bin/sh", str(script)], env=self.environment | changes, capture_output=True, timeout=30
         )
-        assert (ended.returncode, ended.stdout, ended.stderr) == (0, b"", b"")
+        seconds = time.monotonic() - begin
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+        assert seconds < DEADLINE_SECONDS
 
-    def task(self, job_id: int) -> subprocess.Popen:
-        environment = {
-            "SLURM_PROCID": "0",
-            "SLURM_STEP_NODELIST": "n1",
-            "SLURM_TASK_PID": "1",
-            "SLURM_CPUS_PER_TASK": "1",
-        }
-        return subprocess.Popen([sys.executable, "-c", BUSY], env=self.environment(job_id) | environment)
+    def prolog(self, **changes):
+        self.hook("prolog", **changes)
 
-    def sampler_pid(self, job_id: int) -> int:
-        (pid_file,) = (self.directory / "run" / "n1").glob(f"{job_id}-*.pid")
-        return int(pid_file.read_text().split()[0])
+    def epilog(self, **changes):
+        self.hook("epilog", SLURM_SCRIPT_CONTEXT="epilog_slurmd", SLURM_JOB_EXIT_CODE2="0:9", **changes)
 
-    def wait_for_samples(self, job_id: int, count: int = 8) -> None:
-        """Return when the journal of a job holds some samples of a device."""
-        deadline = time.monotonic() + 30
-        sampled = 0
-        while sampled < count:
-            assert time.monotonic() < deadline, "nothing was sampled"
-            time.sleep(0.05)
-            for path in self.directory.glob(f"journals/n1/{job_id}-*.journal"):
-                sampled = sum(isinstance(record, Record) and record.kind == "S" for record in read(path))
+    @property
+    def sampler(self):
+        """The process id of the sampler of the job, as the prolog noted it."""
+        return json.loads((self.state / "sampler.json").read_text())["pid"]
 
-    def profile(self, job_id: int, seconds: float = 20) -> profile.Profile:
-        """The job's only merged profile, once it is there."""
-        deadline = time.monotonic() + seconds
-        while not (found := list((self.profiles / "c" / str(job_id)).glob("*.h5"))):
-            assert time.monotonic() < deadline, "no profile came"
-            time.sleep(0.05)
-        (path,) = found
-        return profile.read(path)
+    @property
+    def state(self):
+        return self.directory / "run" / "n1" / self.environment["SLURM_JOB_ID"]
+
+    @property
+    def journals(self):
+        return sorted((self.directory / "journals").glob("*.journal"))
+
+    def part(self):
+        """The node's part, once there is no journal any more."""
+        _until(lambda: not self.journals)
+        (path,) = (self.job / "parts").glob("[!.]*.h5")
+        return read(path)
+
+    def processes(self):
+        """What the hooks have started, and still runs."""
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and str(self.config).encode() in _read(entry / "cmdline")
+        ]
 
 
 @pytest.fixture
-def node(tmp_path):
-    made = Node(tmp_path)
+def node(open_path):
+    made = Node(open_path)
     yield made
-    for pid_file in tmp_path.glob("run/*/*.pid"):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(int(pid_file.read_text().split()[0]), signal.SIGKILL)
+    for pid in made.processes():
+        os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
-def busy(node):
-    tasks = []
+def task(node):
+    """A function that starts a shell command as a task of the job, as its user."""
+    started = []
 
-    def start(job_id):
-        tasks.append(node.task(job_id))
-        return tasks[-1]
+    def start(rank, command=BUSY):
+        environment = {name: node.environment[name] for name in ("SLURM_JOB_ID", "SLURMD_NODENAME")}
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", command],
+            env=environment | {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)},
+            user=int(node.environment["SLURM_JOB_UID"]),
+            group=int(node.environment["SLURM_JOB_GID"]),
+            extra_groups=[],
+        )
+        started.append(process)
+        return process
 
     yield start
-    for task in tasks:
-        task.kill()
-        task.wait()
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-def test_a_job_is_profiled_from_prolog_to_epilog(node, busy):
-    busy(7)
-    node.hook("prolog", 7)
-    node.wait_for_samples(7)
-    node.hook("epilog", 7)
-    recorded = node.profile(7)
-    assert (recorded.cluster, recorded.job_id, recorded.user, recorded.missing_nodes) == ("c", 7, "root", ())
-    (device,) = recorded.nodes[0].devices
-    assert (device.uuid, device.kind, device.index) == ("cpu-n1-task0", "cpu", 0)
-    # a loop keeps one core busy, as far as the machine gives it one; the first sample has nothing to compare with
-    assert device.samples["utilization_ratio"][1:].mean() > 0.1
-    assert len(set(device.samples["cpu_seconds"])) > 2
-    assert device.samples["memory_used_bytes"].min() > 1e6
-    assert any("2 GPUs held (0, 1), not measured" in event.text for event in recorded.nodes[0].events)
-    assert list((node.directory / "run" / "n1").iterdir()) == []
-    assert list((node.directory / "journals" / "n1").iterdir()) == []
+def test_a_job_has_the_real_figures_of_its_tasks(node, task):
+    node.prolog()
+    assert node.job.stat().st_uid == 4711
+    running = [task(0), task(3, "sleep 1000")]
+    time.sleep(1.5)
+    for process in running:
+        process.kill()
+        process.wait()
+    node.epilog()
+    part = node.part()
+    assert (part.cluster, part.job_id, part.user, part.restart_count) == ("sandbox", 2, "trainer", 0)
+    assert part.expected_nodes == ("n1", "n2")
+    assert part.missing_nodes == ("n2",)
+    (recorded,) = part.nodes
+    assert [device.uuid for device in recorded.devices] == ["cpu-n1-task0", "cpu-n1-task3"]
+    busy, idle = (device.samples for device in recorded.devices)
+    assert len(busy["time_seconds"]) >= 5
+    assert (busy["time_seconds"][1:] > busy["time_seconds"][:-1]).all()
+    assert part.start_seconds <= busy["time_seconds"][0] <= busy["time_seconds"][-1] <= part.end_seconds
+    assert abs(part.end_seconds - time.time()) < 60
+    assert 0 < busy["utilization_cores"].max() < 1.5  # one thread; clock ticks are coarse for 0.1 s
+    assert len(set(busy["utilization_cores"])) > 1
+    assert (busy["cpu_seconds"][1:] >= busy["cpu_seconds"][:-1]).all()
+    assert busy["cpu_seconds"][-1] > busy["cpu_seconds"][0]
+    assert idle["utilization_cores"].max() < 0.1
+    assert busy["memory_used_bytes"].min() > 1e5
+    kinds = [event.kind for event in recorded.events]
+    assert kinds == ["prolog", "sampler", "fault", "epilog", "sampler"]
+    assert recorded.events[2].text == "GPU driver not found: 2 GPUs held (0, 1), not measured"
+    assert recorded.events[3].text == "job exit code 0:9"
+    for path in (node.job, node.job / "parts", *(node.job / "parts").iterdir()):
+        assert (path.stat().st_uid, path.stat().st_mode & 0o077) == (4711, 0)
+    _until(lambda: node.processes() == [])
+    assert not node.state.exists()
 
 
-def test_a_job_shorter_than_the_period_has_a_profile(node, busy):
-    busy(8)
-    node.hook("prolog", 8)
-    node.hook("epilog", 8)
-    assert len(node.profile(8).nodes[0].devices[0].samples["time_seconds"]) >= 1
+def test_a_sampler_holds_its_journal_and_nothing_else(node):
+    node.prolog()
+    _until(lambda: node.journals and b"started" in node.journals[0].read_bytes())
+    kept = {"0": "/dev/null", "1": "/dev/null", "2": "/dev/null", "3": str(node.journals[0])}
+    _until(lambda: _descriptors(node.sampler) == kept)  # but for the moments when it reads /proc itself
+    status = Path(f"/proc/{node.sampler}/status").read_text()
+    assert proc.read_stat(node.sampler).session not in (0, os.getsid(0))
+    assert int(status.partition("VmRSS:")[2].split()[0]) < 40_000  # kB: neither numpy nor h5py
+    assert node.journals[0].stat().st_mode & 0o777 == 0o600
+    node.epilog()
+    node.part()
 
 
-def test_one_jobs_end_leaves_the_others_sampler_alone(node):
-    node.hook("prolog", 1)
-    node.hook("prolog", 11)
-    node.hook("epilog", 1)
-    node.profile(1)
-    os.kill(node.sampler_pid(11), 0)
-    node.hook("epilog", 11)
-    node.profile(11)
+def test_a_job_that_is_over_at_once_has_a_profile(node):
+    node.prolog()
+    node.epilog()  # before Python has started
+    (recorded,) = node.part().nodes
+    assert [event.kind for event in recorded.events if event.kind != "fault"].count("sampler") == 2
 
 
-def test_a_killed_sampler_loses_only_what_comes_after(node, busy):
-    busy(9)
-    node.hook("prolog", 9)
-    node.wait_for_samples(9)
-    os.kill(node.sampler_pid(9), signal.SIGKILL)
-    node.hook("epilog", 9)
-    recorded = node.profile(9)
-    assert len(recorded.nodes[0].devices[0].samples["time_seconds"]) >= 8
-    assert any("the sampler died" in event.text for event in recorded.nodes[0].events)
+def test_a_sampler_that_was_killed_leaves_what_it_had_written(node, task):
+    node.prolog()
+    task(0)
+    _until(lambda: len(_journal(node).devices) and len(_journal(node).devices[0].rows) > 3)
+    os.kill(node.sampler, signal.SIGKILL)
+    _until(lambda: proc.read_stat(node.sampler) is None)
+    expected = len(_journal(node).devices[0].rows)
+    node.epilog()
+    (recorded,) = node.part().nodes
+    assert len(recorded.devices[0].samples["time_seconds"]) == expected
+    assert recorded.events[-1].text == "ended without a word: killed, or the node went down"
+    assert "epilog" in [event.kind for event in recorded.events]
 
 
-def test_an_epilog_without_prolog_and_one_too_many(node):
-    node.hook("epilog", 5)
-    node.hook("prolog", 5)
-    node.hook("epilog", 5)
-    node.hook("epilog", 5)
-    assert len(node.profile(5).nodes) == 1
+def test_what_a_crashed_node_left_is_collected_by_the_next_prolog(node):
+    node.prolog()
+    os.kill(node.sampler, signal.SIGKILL)
+    shutil.rmtree(node.directory / "run")  # a reboot
+    (left,) = node.journals
+    node.prolog(SLURM_JOB_ID="3")
+    assert left.exists()  # who has just written to it may still be at it
+    os.utime(left, (0, 0))
+    node.prolog(SLURM_JOB_ID="4")
+    _until(lambda: not left.exists())
+    assert len(list((node.job / "parts").glob("*.h5"))) == 1
+    for job in ("3", "4"):
+        node.epilog(SLURM_JOB_ID=job)
+    _until(lambda: not node.journals)
 
 
-def test_a_part_that_is_not_there_is_named_as_missing(node):
-    node.hook("prolog", 6, SLURM_NODELIST="n[1-2]")
-    node.hook("epilog", 6)
-    deadline = time.monotonic() + 20
-    while not list((node.profiles / "c/6/parts").glob("*.h5")):
+def test_one_jobs_end_does_not_touch_another_jobs_sampler(node):
+    node.prolog()
+    mine = node.sampler
+    node.prolog(SLURM_JOB_ID="20")
+    node.prolog(SLURMD_NODENAME="n10")
+    node.epilog(SLURM_JOB_ID="20")
+    node.epilog(SLURMD_NODENAME="n10")
+    _until(lambda: len(node.journals) == 1)
+    assert proc.read_stat(mine) is not None
+    node.epilog()
+    _until(lambda: proc.read_stat(mine) is None)
+
+
+def test_a_prolog_that_runs_again_leaves_the_sampler_at_work(node):
+    node.prolog()
+    first = node.sampler
+    node.prolog()
+    assert node.sampler == first
+    assert len(node.journals) == 1
+    node.epilog()
+    (recorded,) = node.part().nodes
+    assert [event.text for event in recorded.events if event.kind == "prolog"] == [
+        "job 2 of trainer on n1",
+        "ran again; the sampler of this attempt goes on",
+    ]
+
+
+def test_the_next_attempt_ends_a_sampler_whose_epilog_never_ran(node):
+    node.prolog()
+    first = node.sampler
+    node.prolog(SLURM_JOB_RESTART_COUNT="1")
+    _until(lambda: proc.read_stat(first) is None)
+    node.epilog(SLURM_JOB_RESTART_COUNT="2")
+    _until(lambda: not node.journals)
+    found = sorted(read(path).restart_count for path in (node.job / "parts").glob("*.h5"))
+    assert found in ([0, 1], [1])  # two starts in one second share a name
+
+
+def test_an_epilog_without_a_prolog_and_one_that_runs_again_do_nothing(node):
+    node.epilog()
+    node.prolog()
+    for _ in range(3):
+        node.epilog()
+    node.part()
+    _until(lambda: node.processes() == [])
+
+
+def test_a_sampler_that_took_a_dead_ones_id_is_not_killed(node):
+    node.prolog()
+    record = json.loads((node.state / "sampler.json").read_text())
+    other = subprocess.Popen(["/bin/sleep", "1000"])
+    (node.state / "sampler.json").write_text(json.dumps(record | {"pid": other.pid}))
+    node.epilog()
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    _until(lambda: not node.journals)  # its own sampler ends, since its state has vanished
+
+
+@pytest.mark.parametrize(
+    "fault",
+    ["state is a file", "state is a link", "state is another's", "journals are a file", "profiles are a file"],
+)
+def test_directories_that_cannot_be_used_fail_no_hook(node, fault):
+    which, _, what = fault.partition(" ")
+    place = node.directory / {"state": "run"}.get(which, which)
+    if what.endswith("file"):
+        place.write_text("")
+    elif what.endswith("link"):
+        (node.directory / "elsewhere").mkdir()
+        place.symlink_to(node.directory / "elsewhere")
+    else:
+        place.mkdir()
+        os.chown(place, 4711, 4711)
+    node.prolog()
+    node.epilog()
+    if which == "state":
+        assert node.journals == []
+        assert list(place.resolve().iterdir() if place.is_dir() else []) == []
+    if which == "profiles":
+        _until(lambda: node.processes() == [])
+        (left,) = node.journals  # nothing is lost: it is collected when the place can be written to
+        assert "profile directory: " in str(_journal(node).events)
+        place.unlink()
+        os.utime(left, (0, 0))
+        node.prolog(SLURM_JOB_ID="3")
+        _until(lambda: not left.exists())
+        node.epilog(SLURM_JOB_ID="3")
+        _until(lambda: not node.journals)
+
+
+@pytest.mark.parametrize("place", ["run", "journals", "profiles"])
+def test_a_read_only_disk_fails_no_hook(node, place):
+    (node.directory / place).mkdir()
+    mount = f'mount -t tmpfs -o ro none {node.directory}/{place} && exec "$@"'
+    for which in ("prolog", "epilog"):
+        node.hook(which, wrap=["unshare", "--mount", "sh", "-c", mount, "sh"])
+    _until(lambda: node.processes() == [])
+
+
+@pytest.mark.parametrize("config", ["missing", "in no directory", "another's", "faulty"])
+def test_without_a_config_that_can_be_believed_the_defaults_apply(node, config):
+    """In a mount namespace of its own, where the defaults' directories are the test's."""
+    if config == "missing":
+        node.config.unlink()
+    elif config == "in no directory":
+        node.config = node.directory / "no" / "node.toml"
+    elif config == "another's":
+        os.chown(node.config, 4711, 0)
+    else:
+        node.config.write_text("state_directory = 3")
+    kept = node.directory / "default"
+    (kept / "run").mkdir(parents=True)
+    (kept / "lib").mkdir()
+    bind = f'mount --bind {kept}/run /run && mount --bind {kept}/lib /var/lib && exec "$@"'
+    wrap = ["unshare", "--mount", "sh", "-c", bind, "sh"]
+    node.hook("prolog", wrap=wrap)
+    assert (kept / "run/trimtab/n1/2/sampler.json").exists()
+    node.hook("epilog", wrap=wrap)
+    parts = kept / "lib/trimtab/profiles/sandbox/2/parts"
+    _until(lambda: parts.exists() and list(parts.glob("[!.]*.h5")))
+    (path,) = parts.glob("[!.]*.h5")
+    faults = [event.text for event in read(path).nodes[0].events if event.kind == "fault"]
+    assert faults[0].startswith("the defaults apply: ")
+    _until(lambda: node.processes() == [])
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/etc/passwd", "/bin/false"])
+def test_a_broken_python_fails_no_hook(node, python):
+    node.python = python
+    node.prolog()
+    node.epilog()
+    assert node.journals == []
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_a_sampler_that_does_not_start_leaves_the_hooks_events(node, python):
+    node.config.write_text(render(dataclasses.replace(node.settings, python=python)))
+    node.prolog()
+    node.epilog()
+    assert [kind for _, kind, _ in _journal(node).events] == ["prolog", "epilog"]
+
+
+@pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_ID": "x"}, {"SLURMD_NODENAME": "../../etc"}])
+def test_an_environment_that_names_no_attempt_fails_no_hook(node, environment):
+    node.environment = node.environment | environment if environment else {}
+    node.prolog()
+    node.epilog()
+    assert node.journals == []
+
+
+def test_a_broken_installation_fails_no_hook(node, monkeypatch):
+    package = node.directory / "trimtab_slurm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "hooks.py").write_text("raise SystemExit(3)")
+    monkeypatch.setattr("trimtab_slurm.hooks.__file__", str(package / "hooks.py"))
+    node.prolog()
+    node.epilog()
+    assert node.journals == []
+
+
+def test_a_python_that_hangs_is_killed(node):
+    python = node.directory / "python"
+    python.write_text("#!/bin/sh\nexec sleep 60\n")
+    python.chmod(0o755)
+    node.python = str(python)
+    node.prolog()
+
+
+def test_a_hook_that_hangs_gives_up(node):
+    """A state directory that does not answer: opening a FIFO in the place of the sampler's record waits for ever."""
+    node.state.mkdir(parents=True, mode=0o700)
+    os.mkfifo(node.state / "sampler.json")
+    begin = time.monotonic()
+    node.prolog()
+    assert time.monotonic() - begin > 0.9
+
+
+def test_the_script_starts_python_isolated_whatever_its_path_is(node):
+    python = node.directory / "it's a python"
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$@" >"$0.arguments"\n')
+    python.chmod(0o755)
+    node.python, node.config = str(python), Path("/etc/trim tab/node's.toml")
+    node.prolog()
+    *options, code = (node.directory / "it's a python.arguments").read_text().splitlines()
+    assert options == ["-I", "-S", "-c"]
+    assert code.endswith("""main('prolog', "/etc/trim tab/node's.toml")""")
+
+
+def _journal(node):
+    (path,) = node.journals
+    return journal.parse(path.read_bytes())
+
+
+def _descriptors(pid):
+    found = {}
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found[entry.name] = str(entry.readlink())
+    return found
+
+
+def _read(path):
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def _until(condition, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    (path,) = collect.collect_job(node.profiles / "c/6")
-    assert profile.read(path).missing_nodes == ("n2",)
-
-
-def state_is_a_file(node):
-    (node.directory / "run").write_text("")
-
-
-def state_is_anothers_link(node):
-    (node.directory / "elsewhere").mkdir()
-    (node.directory / "run").symlink_to(node.directory / "elsewhere")
-
-
-def profiles_is_a_file(node):
-    node.profiles.write_text("")
-
-
-def no_python(node):
-    for which in ("prolog", "epilog"):
-        node.script(which).write_text(hook_script(which, "/no/such/python", node.config))
-
-
-def broken_package(node):
-    broken = node.directory / "trimtab_slurm"
-    broken.mkdir()
-    (broken / "__init__.py").write_text("")
-    (broken / "hooks.py").write_text("raise SystemExit(3)")
-    for which in ("prolog", "epilog"):
-        script = node.script(which).read_text()
-        node.script(which).write_text(script.replace(str(Path(profile.__file__).parents[1]), str(node.directory)))
-
-
-def hanging_python(node):
-    hanging = node.directory / "python"
-    hanging.write_text("#!/bin/sh\nexec sleep 60\n")
-    hanging.chmod(0o755)
-    for which in ("prolog", "epilog"):
-        node.script(which).write_text(hook_script(which, str(hanging), node.config))
-
-
-FAULTS = [
-    state_is_a_file,
-    state_is_anothers_link,
-    profiles_is_a_file,
-    no_python,
-    broken_package,
-    hanging_python,
-]
-
-
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_whatever_is_wrong_the_hooks_succeed_in_time(node, fault):
-    fault(node)
-    node.hook("prolog", 3)
-    node.hook("epilog", 3)
-    if fault is state_is_anothers_link:
-        assert list((node.directory / "elsewhere").iterdir()) == []
-
-
-@pytest.mark.parametrize("missing", ["SLURM_JOB_ID", "SLURM_JOB_UID", "SLURMD_NODENAME"])
-def test_an_environment_that_names_no_job_starts_nothing(node, missing):
-    environment = {name: value for name, value in node.environment(4).items() if name != missing}
-    for which in ("prolog", "epilog"):
-        assert subprocess.run([node.script(which)], env=environment, timeout=4).returncode == 0
-    assert not list(node.directory.glob("run/*/*"))

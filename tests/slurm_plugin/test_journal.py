@@ -1,69 +1,171 @@
-import stat
+import math
+import os
+import struct
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_slurm.journal import Damage, Journal, Record, read
+from trimtab_slurm import journal
+from trimtab_slurm.journal import DeviceRecord, JournalError, Writer, create, lock, open_existing, orphans, parse, read
+
+doubles = st.floats(allow_nan=True)
 
 
-def write(path, samples):
-    journal = Journal(path)
-    journal.write("A", {"attempt": "x"})
-    journal.write("D", {"uuid": "d0"})
-    for moment, value in samples:
-        journal.sample(0, moment, [value, 2.0])
-    journal.write("E", {"time_seconds": 9.0})
-    journal.close()
-    return path
+@pytest.fixture
+def written(tmp_path, attempt):
+    """An open journal and its writer."""
+    path, writer = create(tmp_path / "journals", attempt, 0.5)
+    yield path, writer
+    os.close(writer.descriptor)
 
 
-@given(st.lists(st.tuples(st.floats(allow_nan=False), st.floats(allow_nan=False)), max_size=20))
-def test_what_is_written_is_read(tmp_path_factory, samples):
-    records = list(read(write(tmp_path_factory.mktemp("j") / "j", samples)))
-    assert [(record.time_seconds, record.values[0]) for record in records if record.kind == "S"] == samples
-    assert records[0] == Record("A", {"attempt": "x"})
-    assert records[-1] == Record("E", {"time_seconds": 9.0})
+def device(uuid="gpu-a", columns=("power_watts", "temperature_celsius"), absent=None):
+    return DeviceRecord(uuid, "gpu", "H100", 3, "NVML", columns, absent or {})
 
 
-def test_truncation_at_any_byte_loses_only_the_torn_record(tmp_path):
-    path = write(tmp_path / "j", [(1.0, 1.0), (2.0, 2.0)])
-    whole = path.read_bytes()
-    records = list(read(path))
-    sizes, torn = [], tmp_path / "torn"
-    for length in range(len(whole)):
-        torn.write_bytes(whole[:length])
-        intact = [record for record in read(torn) if isinstance(record, Record)]
-        assert intact == records[: len(intact)]
-        sizes.append(len(intact))
-    assert sizes == sorted(sizes)  # a longer prefix never holds less
-    assert sizes[-1] == len(records) - 1
+def test_what_is_written_is_read_in_utc(written, attempt):
+    path, writer = written
+    assert path.stat().st_mode & 0o777 == 0o600
+    begin = read(writer.descriptor).start_seconds
+    writer.device(0, device())
+    writer.samples([(0, journal.time.monotonic() + 5, (300.0, math.nan))])
+    writer.device(0, device(absent={"temperature_celsius": "not supported"}))
+    writer.event("fault", "GPU ist verloren: \N{SNOWMAN}")
+    writer.end()
+    found = read(writer.descriptor)
+    assert (found.attempt, found.period_seconds, found.ended, found.damage) == (attempt, 0.5, True, "")
+    (gpu,) = found.devices
+    assert (gpu.uuid, gpu.index, gpu.columns) == ("gpu-a", 3, ("power_watts", "temperature_celsius"))
+    assert gpu.absent == {"temperature_celsius": "not supported"}
+    assert gpu.rows[0][0] == 300.0
+    assert math.isnan(gpu.rows[0][1])
+    assert gpu.times[0] == pytest.approx(begin + 5, abs=1)  # the clocks are read one after the other
+    assert [event[1:] for event in found.events] == [("fault", "GPU ist verloren: \N{SNOWMAN}")]
+    assert found.end_seconds == gpu.times[0]
 
 
-def test_garbage_is_damage_and_not_a_sample(tmp_path):
-    path = write(tmp_path / "j", [(1.0, 1.0), (2.0, 2.0)])
-    content = bytearray(path.read_bytes())
-    content[-60] ^= 0xFF
-    path.write_bytes(content)
-    *intact, damage = read(path)
-    assert isinstance(damage, Damage)
-    assert damage.lost_bytes == len(content) - damage.offset
-    assert all(isinstance(record, Record) for record in intact)
+@given(st.lists(st.lists(doubles, min_size=3, max_size=3), max_size=20), st.text())
+def test_any_figures_and_texts_come_back(tmp_path_factory, rows, text):
+    path = tmp_path_factory.mktemp("journal") / "any"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+    writer = Writer(descriptor)
+    os.write(descriptor, HEADER)
+    writer.device(5, device(columns=("a", "b", "c")))
+    writer.event("kind", text)
+    writer.samples([(5, float(number), row) for number, row in enumerate(rows)])
+    found = read(descriptor)
+    os.close(descriptor)
+    assert struct.pack(f"<{3 * len(rows)}d", *(value for row in found.devices[0].rows for value in row)) == struct.pack(
+        f"<{3 * len(rows)}d", *(value for row in rows for value in row)
+    )
+    assert found.events[0][2] == text
 
 
-def test_a_huge_length_is_damage(tmp_path):
-    path = tmp_path / "j"
-    path.write_bytes(b"\xff" * 64)
-    assert list(read(path)) == [Damage(0, 64)]
+def _header():
+    body = {
+        "schema": 1,
+        "attempt": {
+            "cluster": "lab",
+            "job_id": 7,
+            "start_seconds": 0.0,
+            "node": "n1",
+            "user": "ann",
+            "uid": 1,
+            "gid": 1,
+            "restart_count": 0,
+            "expected_nodes": [],
+            "gpus": [],
+        },
+        "period_seconds": 1.0,
+        "monotonic": 100.0,
+        "realtime": 1000.0,
+    }
+    return journal._record(journal.HEADER, journal._json(body))
 
 
-def test_a_journal_is_its_owners_alone_and_never_opened_over_another(tmp_path):
-    path = write(tmp_path / "j", [])
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    with pytest.raises(FileExistsError):
-        Journal(path)
-    link = tmp_path / "link"
-    link.symlink_to(tmp_path / "target")
-    with pytest.raises(FileExistsError):
-        Journal(link)
-    assert not (tmp_path / "target").exists()
+HEADER = _header()
+
+
+def test_cut_at_any_byte_all_whole_records_are_read_and_the_rest_is_reported(written):
+    _, writer = written
+    writer.device(0, device())
+    ends = [os.fstat(writer.descriptor).st_size]
+    for number in range(3):
+        writer.samples([(0, float(number), (float(number), 0.0))])
+        ends.append(os.fstat(writer.descriptor).st_size)
+    content = os.pread(writer.descriptor, ends[-1], 0)
+    for size in range(ends[0], len(content) + 1):
+        found = parse(content[:size])
+        whole = sum(end <= size for end in ends[1:])
+        assert [row[0] for row in found.devices[0].rows] == [float(number) for number in range(whole)]
+        assert bool(found.damage) == (size not in ends)
+        assert not found.ended
+
+
+def test_a_changed_byte_ends_what_is_believed(written):
+    _, writer = written
+    writer.device(0, device())
+    begin = os.fstat(writer.descriptor).st_size
+    for number in range(3):
+        writer.samples([(0, float(number), (float(number), 0.0))])
+    size = os.fstat(writer.descriptor).st_size
+    content, length = os.pread(writer.descriptor, size, 0), (size - begin) // 3
+    for position in range(begin + length, begin + 2 * length):  # the second sample
+        changed = bytearray(content)
+        changed[position] ^= 0x40
+        found = parse(bytes(changed))
+        assert len(found.devices[0].rows) == 1
+        assert "after 3 records" in found.damage
+
+
+@given(st.binary(max_size=300))
+def test_garbage_behind_records_is_damage_and_no_error(garbage):
+    found = parse(HEADER + garbage)
+    assert bool(found.damage) == bool(garbage)
+    assert found.attempt.job_id == 7
+
+
+SAMPLE_OF_NO_DEVICE = journal._record(journal.SAMPLE, struct.pack("<Id", 3, 0.0))
+NO_FIELDS = journal._record(journal.EVENT, b"{}")
+NEWER = journal._record(journal.HEADER, b'{"schema": 2}')
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x" * 100, HEADER[:-1], HEADER + SAMPLE_OF_NO_DEVICE, HEADER + NO_FIELDS, NO_FIELDS, NEWER]
+)
+def test_what_no_sampler_writes_is_refused(content):
+    with pytest.raises(JournalError):
+        parse(content)
+
+
+def test_what_a_full_disk_cuts_off_is_taken_back(written, monkeypatch):
+    _, writer = written
+    before = os.fstat(writer.descriptor).st_size
+    whole_write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: whole_write(descriptor, content[:10]))
+    with pytest.raises(OSError, match="only 10 of"):
+        writer.event("fault", "long")
+    monkeypatch.undo()
+    assert os.fstat(writer.descriptor).st_size == before
+    writer.event("fault", "short")
+    assert [event[2] for event in read(writer.descriptor).events] == ["short"]
+
+
+def test_a_journal_is_an_orphan_only_when_nobody_holds_it(written, attempt):
+    path, _ = written
+    assert orphans(path.parent) == []
+    other, left = create(path.parent, attempt, 1.0)
+    os.close(left.descriptor)
+    assert orphans(path.parent) == [other]
+    collector = open_existing(other)
+    assert lock(collector)
+    assert orphans(path.parent) == []
+    os.close(collector)
+
+
+def test_an_orphan_that_is_a_link_is_not_followed(tmp_path, written):
+    path, _ = written
+    (tmp_path / "target").write_bytes(HEADER)
+    (path.parent / "x.journal").symlink_to(tmp_path / "target")
+    assert orphans(path.parent) == []

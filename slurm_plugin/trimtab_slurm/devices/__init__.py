@@ -1,39 +1,80 @@
-"""The driver seam: what a sampler can measure. One module for each kind of device."""
+"""The driver seam: what measures, behind two protocols.
 
-from collections.abc import Sequence
+A driver knows which devices an attempt has at present; a device gives a reading when asked. `discover` names the
+drivers of this machine, in the order in which they are preferred.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from trimtab_slurm.attempt import Attempt
 
-class DeviceGone(Exception):
-    """The device will give no more samples: says why."""
+
+class DeviceError(RuntimeError):
+    """A device that could not be read this time: says which, and why."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a device is; does not change while it exists."""
+
+    uuid: str
+    kind: str
+    """cpu: the processes of one task; gpu: a whole GPU; mig: a MIG instance."""
+    model: str
+    index: int
+    """The driver's own; of a task, its rank."""
+    driver: str
+    """Name and version of what is read."""
+    columns: tuple[str, ...]
+    """Names of the figures of a reading, each ending in its unit."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The figures of one moment."""
+
+    values: Mapping[str, float]
+    """By column. One that is not there, or is NaN, was not measured."""
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Column -> why it was not."""
 
 
 class Device(Protocol):
-    """Something of a job that can be sampled."""
+    """Something with figures: a GPU, or the processes of a task."""
 
     @property
-    def uuid(self) -> str:
-        """Unique in its cluster, and the same over the attempt."""
+    def identity(self) -> Identity: ...
 
-    @property
-    def kind(self) -> str:
-        """cpu, gpu or mig."""
+    def sample(self) -> Reading:
+        """The figures now. Raises DeviceError."""
+        ...
 
-    @property
-    def model(self) -> str:
-        """What it is, for humans."""
 
-    @property
-    def index(self) -> int:
-        """Its number among its kind on the node."""
+class Driver(Protocol):
+    """One way of measuring."""
 
-    @property
-    def driver(self) -> str:
-        """What the figures come from."""
+    def devices(self) -> Sequence[Device]:
+        """The attempt's devices at present: they may come and go."""
+        ...
 
-    @property
-    def columns(self) -> Sequence[str]:
-        """Names of the figures, ending in their units."""
 
-    def sample(self) -> Sequence[float]:
-        """One value for each column, NaN where the device gives none. Raises DeviceGone."""
+@dataclass(frozen=True)
+class Discovery:
+    """What measures an attempt on this node."""
+
+    drivers: tuple[Driver, ...]
+    notes: tuple[str, ...]
+    """What the attempt holds and nothing here can measure."""
+
+
+def discover(attempt: Attempt) -> Discovery:
+    """The drivers for an attempt: those of its GPUs first; its tasks' processes where no GPU can be measured."""
+    from trimtab_slurm.devices.cpu import CpuDriver  # each driver is imported where it is chosen
+
+    notes: tuple[str, ...] = ()
+    if attempt.gpus:
+        count = f"{len(attempt.gpus)} GPU{'s' if len(attempt.gpus) > 1 else ''}"
+        notes = (f"GPU driver not found: {count} held ({', '.join(attempt.gpus)}), not measured",)
+    return Discovery((CpuDriver(attempt),), notes)

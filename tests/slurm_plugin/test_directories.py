@@ -1,0 +1,63 @@
+import os
+import stat
+
+import pytest
+
+from trimtab_slurm.directories import job_directory, make_job_directory, open_own
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives directories away")
+
+
+def test_a_job_directory_belongs_to_its_user_alone(tmp_path):
+    made = make_job_directory(tmp_path / "profiles", "lab", 7, 1000, 1001)
+    assert made == job_directory(tmp_path / "profiles", "lab", 7) == tmp_path / "profiles/lab/7"
+    status = made.stat()
+    assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (1000, 1001, 0o700)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made.parent.parent)] == [0o755, 0o755]
+
+
+def test_making_it_again_leaves_it_as_it_is(tmp_path):
+    made = make_job_directory(tmp_path, "lab", 7, 1000, 1001)
+    (made / "kept").touch()
+    make_job_directory(tmp_path, "lab", 7, 1000, 1001)
+    assert [path.name for path in made.parent.iterdir()] == ["7"]
+    assert (made / "kept").exists()
+
+
+def test_an_id_used_again_by_another_user_gets_a_new_directory_and_the_old_one_is_kept(tmp_path):
+    made = make_job_directory(tmp_path, "lab", 7, 1000, 1001)
+    (made / "secret").touch()
+    make_job_directory(tmp_path, "lab", 7, 2000, 2000)
+    assert made.stat().st_uid == 2000
+    assert list(made.iterdir()) == []
+    (old,) = (path for path in made.parent.iterdir() if path.name != "7")
+    assert old.name.startswith("7.before-")
+    assert (old.stat().st_uid, (old / "secret").exists()) == (1000, True)
+
+
+@pytest.mark.parametrize("which", ["root", "cluster", "job"])
+def test_a_symlink_leads_nowhere(tmp_path, which):
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    root = tmp_path / "profiles"
+    place = {"root": root, "cluster": root / "lab", "job": root / "lab" / "7"}[which]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(target)
+    if which == "job":
+        make_job_directory(root, "lab", 7, 1000, 1001)  # it is root's link, and so of someone else than the user
+        assert not place.is_symlink()
+    else:
+        with pytest.raises(OSError, match=r"Not a directory|Too many levels"):
+            make_job_directory(root, "lab", 7, 1000, 1001)
+    assert list(target.iterdir()) == []
+    assert target.stat().st_uid == 0
+
+
+@pytest.mark.parametrize(("owner", "mode"), [(1000, 0o755), (0, 0o777), (0, 0o775)])
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path, owner, mode):
+    place = tmp_path / "run"
+    place.mkdir()
+    place.chmod(mode)
+    os.chown(place, owner, 0)
+    with pytest.raises(PermissionError, match="could be written to by another user"):
+        open_own(place, 0o755)
