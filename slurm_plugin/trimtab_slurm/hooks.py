@@ -209,13 +209,17 @@ class _SamplerRecord:
 
 
 def _note(path: Path, kind: str, text: str) -> None:
-    """Append an event to the journal that a sampler is writing, or has left behind."""
+    """Append an event to the journal that a sampler is writing, or has left behind. Failing at it stops no hook."""
     try:
         descriptor = journal.open_existing(path)
     except FileNotFoundError:
         return  # it is a part already
-    journal.Writer(descriptor).event(kind, text)
-    os.close(descriptor)
+    try:
+        journal.Writer(descriptor).event(kind, text)
+    except OSError as error:  # the disk is full: the sampler must be stopped all the same
+        faults.warn(f"{path.name}: {kind}: {text}: {error}")
+    finally:
+        os.close(descriptor)
 
 
 def _prepare_directory(settings: NodeSettings, attempt: Attempt) -> str:

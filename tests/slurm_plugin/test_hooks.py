@@ -305,6 +305,22 @@ def test_a_read_only_disk_fails_no_hook(node, place):
     _until(lambda: node.processes() == [])
 
 
+def test_a_full_disk_keeps_no_sampler_alive(node):
+    (node.directory / "journals").mkdir(mode=0o700)
+    mounted = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", node.directory / "journals"]
+    subprocess.run(mounted, check=True)
+    try:
+        node.prolog()
+        sampler = node.sampler
+        with contextlib.suppress(OSError), (node.directory / "journals/filler").open("wb") as filler:
+            filler.write(bytes(1 << 17))
+        node.epilog()
+        _until(lambda: proc.read_stat(sampler) is None)
+    finally:
+        _until(lambda: node.processes() == [])
+        subprocess.run(["umount", node.directory / "journals"], check=True)
+
+
 @pytest.mark.parametrize("config", ["missing", "in no directory", "another's", "faulty"])
 def test_without_a_config_that_can_be_believed_the_defaults_apply(node, config):
     """In a mount namespace of its own, where the defaults' directories are the test's."""
