@@ -20,7 +20,7 @@ def prepare() -> bool:
     if torch.cuda.is_available():
         return True
     _replace_torch()
-    _replace_random_states()
+    _import_megatron()
     return False
 
 
@@ -49,9 +49,14 @@ def _replace_torch() -> None:
     torch.Tensor.cuda = lambda self, *args, **kwargs: self  # type: ignore[method-assign]
 
 
-def _replace_random_states() -> None:
+def _import_megatron() -> None:
+    compiler = torch.compile
+    # Decorates Megatron-core's fused functions as it is imported. A CPU takes longer to compile one than it gains,
+    # and importing the compiler alone takes a second.
+    torch.compile = lambda function: function  # type: ignore[assignment]
     from megatron.core.tensor_parallel import random
 
+    torch.compile = compiler
     random._get_cuda_rng_state = lambda device="cuda", clone=False, graph_safe=False: torch.get_rng_state()
     random._set_cuda_rng_state = lambda state, device=-1, graph_safe=False: torch.set_rng_state(state)
     # Its fork warns when the state of the CPU generator changes, which here is the one that is meant.

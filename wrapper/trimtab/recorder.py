@@ -92,7 +92,10 @@ def training_part(lines: Sequence[dict[str, Any]]) -> profile.Profile:
     hellos: dict[int, Hello] = {}
     reports: dict[int, list[StepReport]] = defaultdict(list)
     events: list[profile.Event] = []
-    ending: dict[str, Any] = {"exit_code": -1, "outcome": "the wrapper has not said how it ended: it was killed, or is still at work"}
+    ending: dict[str, Any] = {
+        "exit_code": -1,
+        "outcome": "the wrapper has not said how it ended: it was killed, or is still at work",
+    }
     for line in lines[1:]:
         body = line["body"]
         match line["kind"]:
