@@ -42,6 +42,8 @@ def pytest_make_collect_report(collector: pytest.Collector) -> pytest.CollectRep
     if not MISSING:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron-core's own, which are errors here
+            import megatron.core.datasets.indexed_dataset  # noqa: F401
+
             import trimtab_megatron.train  # noqa: F401
         return None
     reason = f"Skipped: not installed: {', '.join(MISSING)}"
