@@ -185,7 +185,7 @@ def _load(path: str) -> Any:
 
     try:
         return Tokenizer.from_str(_read_tokenizer(path).decode())
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
+    except Exception as error:  # the library raises nothing narrower
         raise JobError("data.tokenizer", path, f"is not a tokenizer.json of the tokenizers library: {error}") from error
 
 
