@@ -74,7 +74,6 @@ class Control:
                 threading.Thread(target=self._receive_all, args=(connection,), daemon=True).start()
                 while (message := self._queue.get()) is not None:
                     connection.sendall(encode(message))
-                connection.shutdown(socket.SHUT_RDWR)  # also ends the receiver
                 # The receiver's file keeps the socket open beyond this block: the wrapper shall see the end now.
                 connection.shutdown(socket.SHUT_RDWR)
         except (OSError, ValueError) as error:
