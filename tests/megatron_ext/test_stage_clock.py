@@ -17,7 +17,6 @@ DEMO = {
 }
 WARM_UP_STEPS = 3
 """The first steps pay for memory that later ones reuse."""
-MICROBATCHES = 8
 APART = 0.05
 """The clock is right when stages look as far apart as their parts say, to 5 points."""
 
@@ -47,9 +46,5 @@ def test_the_imbalance_of_the_demonstration_is_that_of_its_parts(train_ranks, st
     print(f"parts {slowest}, predicted imbalance {predicted:.3f}, measured {measured:.3f}")
     assert predicted > 0.1  # the LM head has to show, or the comparison says nothing
     assert measured == pytest.approx(predicted, abs=APART)
-    stage_seconds = [median(max(step[stage]) for step in seconds.values()) for stage in (0, 1)]
-    assert stage_seconds[0] == pytest.approx(
-        MICROBATCHES * (slowest["embedding"] + slowest["layers"]), rel=0.25
-    )  # a coarser bound on the absolute figures: CPU time depends on what else runs on the machine
     assert any("the Python standard library" in text for text in ended.notices)
     assert ended.losses[15] < ended.losses[1] - 0.5
