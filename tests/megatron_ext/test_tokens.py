@@ -140,7 +140,8 @@ def test_a_file_that_is_no_tokenizer_is_named(text):
 
 
 @pytest.fixture
-def indexed(tmp_path):
+def indexed(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")  # what Megatron-core logs once for all ranks, it logs by this
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
     from torch import tensor
 
