@@ -76,6 +76,8 @@ def train(run: Run) -> None:
     interval = run.job.train.checkpoint_interval_steps
     while run.progress.step < run.job.train.steps:
         order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
+        if order and run.checkpoints is None:
+            run.tell("checkpoint", f"told to {order}, but train.checkpoint_directory is empty: nothing is saved")
         if order == "stop":
             break
         if order == "checkpoint" or (interval and run.progress.step and run.progress.step % interval == 0):

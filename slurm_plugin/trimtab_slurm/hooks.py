@@ -23,9 +23,9 @@ from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
-DEADLINE_SECONDS = 1.0
+DEADLINE_SECONDS = 1.4
 """After which the hook gives up by itself."""
-KILL_SECONDS = 1.5
+KILL_SECONDS = 1.7
 """After which its script kills it."""
 DIRECTORY_SECONDS = 0.3
 """How long the job's profile directory is waited for: its file system may be another machine's, and hang."""
@@ -125,12 +125,16 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
             _note(earlier.journal, "prolog", "ran again; the sampler of this attempt goes on")
             return
         os.kill(earlier.pid, signal.SIGTERM)  # an earlier attempt's, whose epilog never ran
+    if earlier:
+        earlier.remove(state)
     path, writer = journal.create(Path(settings.journal_directory), attempt, settings.sampler_period_seconds)
     writer.event("prolog", f"job {attempt.job_id} of {attempt.user or attempt.uid} on {attempt.node}")
-    for trouble in filter(None, (node.doubt, _prepare_directory(settings, attempt))):
-        writer.event("fault", trouble)
+    if node.doubt:
+        writer.event("fault", node.doubt)
     pid = node.start("sampler", [path, state_path, node.config], writer.descriptor)
     _SamplerRecord.of(pid, path, attempt).write(state)
+    if trouble := _prepare_directory(settings, attempt):
+        writer.event("fault", trouble)
     os.close(writer.descriptor)
     old = time.time() - RETRY_SECONDS
     node.collect([orphan for orphan in journal.orphans(path.parent) if orphan.stat().st_mtime < old])

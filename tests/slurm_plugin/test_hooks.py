@@ -11,10 +11,11 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trimtab_slurm import journal, proc
-from trimtab_slurm.hooks import hook_script
+from trimtab_slurm.hooks import DEADLINE_SECONDS, hook_script
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, render
 
@@ -22,7 +23,8 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="slurmd runs its hooks
 
 RECORDED = Path(__file__).parent / "data" / "prolog-22.05.8.env"
 """What a real prolog saw, of another user and job."""
-DEADLINE_SECONDS = 2.0
+LONGEST_SECONDS = 4.0
+"""What a hook may take here: it ends after 2 s, but a machine that is busy with other tests starts processes late."""
 BUSY = "while :; do :; done"
 
 
@@ -52,7 +54,7 @@ class Node:
         )
         seconds = time.monotonic() - begin
         assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-        assert seconds < DEADLINE_SECONDS
+        assert seconds < LONGEST_SECONDS
 
     def prolog(self, **changes):
         self.hook("prolog", **changes)
@@ -139,6 +141,8 @@ def test_a_job_has_the_real_figures_of_its_tasks(node, task):
     assert (busy["time_seconds"][1:] > busy["time_seconds"][:-1]).all()
     assert part.start_seconds <= busy["time_seconds"][0] <= busy["time_seconds"][-1] <= part.end_seconds
     assert abs(part.end_seconds - time.time()) < 60
+    for samples in (busy, idle):  # the last sample may come too close to the one before for a rate
+        samples["utilization_cores"] = samples["utilization_cores"][~np.isnan(samples["utilization_cores"])]
     assert 0 < busy["utilization_cores"].max() < 1.5  # one thread; clock ticks are coarse for 0.1 s
     assert len(set(busy["utilization_cores"])) > 1
     assert (busy["cpu_seconds"][1:] >= busy["cpu_seconds"][:-1]).all()
@@ -397,7 +401,7 @@ def test_a_hook_that_hangs_gives_up(node):
     os.mkfifo(node.state / "sampler.json")
     begin = time.monotonic()
     node.prolog()
-    assert time.monotonic() - begin > 0.9
+    assert time.monotonic() - begin > DEADLINE_SECONDS
 
 
 def test_the_script_starts_python_isolated_whatever_its_path_is(node):

@@ -141,8 +141,10 @@ class CpuTask:
         oldest = min(self._stats, key=lambda stat: stat.start_ticks)
         age = self._uptime - oldest.start_ticks / proc.TICKS_PER_SECOND
         totals = _totals(self._stats, self._now)
-        rates = _rates(self._before or _Totals(self._now - age, 0.0, 0, 0, 0), totals)
-        self._before = totals
+        before = self._before or _Totals(self._now - age, 0.0, 0, 0, 0)
+        rates = _rates(before, totals)
+        if totals.monotonic - before.monotonic >= SHORTEST_SECONDS:
+            self._before = totals
         cores = rates.pop("utilization_cores")
         values = {
             **rates,
