@@ -12,16 +12,26 @@ pytestmark = pytest.mark.mcore
 SAME = 1e-6
 
 CASES = {
-    "plain, dropout": ({"tensor": 2}, {"dropout": 0.1}, 2),
-    "distributed, interleaved": ({"pipeline": 2, "virtual": 2, "distributed_optimizer": True}, {}, 4),
+    "plain, dropout": ({"tensor": 2}, {"dropout": 0.1}, "fp32", 2),
+    "distributed, interleaved, bf16": (
+        {"pipeline": 2, "virtual": 2, "distributed_optimizer": True},
+        {},
+        "bf16",
+        4,
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_continues_the_uninterrupted_one(name, train_ranks, tiny_job, tmp_path):
-    parallel, model, ranks = CASES[name]
+    parallel, model, precision, ranks = CASES[name]
     directory = tmp_path / "checkpoints"
-    train = {"checkpoint_directory": str(directory), "checkpoint_interval_steps": 2, "keep_checkpoints": 2}
+    train = {
+        "checkpoint_directory": str(directory),
+        "checkpoint_interval_steps": 2,
+        "keep_checkpoints": 2,
+        "precision": precision,
+    }
     job = tiny_job(parallel=parallel, model=model, train=train)
     whole = train_ranks(job, ranks)
     assert sorted(save.name for save in directory.iterdir()) == ["step-00000004", "step-00000006"]

@@ -435,7 +435,7 @@ def _read(path):
         return b""
 
 
-def _until(condition, seconds=20.0):
+def _until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
