@@ -141,27 +141,23 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
 
 
 def _epilog(environment: Mapping[str, str], node: _Node) -> None:
-    job = str(attempts.job_id(environment))
-    above = _node_directory(node.settings, attempts.node_name(environment))
+    job_id, name = attempts.job_id(environment), attempts.node_name(environment)
+    above = _node_directory(node.settings, name)
     try:
-        state = os.open(job, directories.DIRECTORY, dir_fd=above)
+        state = os.open(str(job_id), directories.DIRECTORY, dir_fd=above)
     except FileNotFoundError:
         return  # it ran before, or no prolog did
     sampler = _SamplerRecord.read(state)
-    if sampler is None:
-        faults.warn(f"epilog of job {job}: the prolog left no record of a sampler")
-    else:
+    if sampler:
         if node.doubt:
             _note(sampler.journal, "fault", node.doubt)
         _note(sampler.journal, "epilog", f"job exit code {environment.get('SLURM_JOB_EXIT_CODE2', 'not known')}")
         sampler.remove(state)
-    os.rmdir(job, dir_fd=above)
-    if sampler is None:
-        return
-    if sampler.alive:
+    os.rmdir(str(job_id), dir_fd=above)
+    if sampler and sampler.alive:
         os.kill(sampler.pid, signal.SIGTERM)
-    else:
-        node.collect([sampler.journal])
+    else:  # it has died, or the prolog did not come to its end
+        node.collect(journal.orphans(Path(node.settings.journal_directory), job_id, name))
 
 
 def _node_directory(settings: NodeSettings, node: str) -> int:

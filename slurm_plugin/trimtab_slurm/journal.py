@@ -148,10 +148,11 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def orphans(directory: Path) -> list[Path]:
-    """Journals that nobody holds: their sampler is dead, and nobody is collecting them."""
+def orphans(directory: Path, job_id: int | None = None, node: str = "") -> list[Path]:
+    """Journals (of one job on a node, or all) that nobody holds: no sampler lives, and nobody is collecting them."""
     found = []
-    for path in sorted(directory.glob(f"*{SUFFIX}")):
+    pattern = f"*{SUFFIX}" if job_id is None else f"*.{job_id}.{node}.*{SUFFIX}"
+    for path in sorted(directory.glob(pattern)):
         try:
             descriptor = open_existing(path)
         except OSError:

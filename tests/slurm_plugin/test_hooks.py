@@ -309,6 +309,15 @@ def test_a_read_only_disk_fails_no_hook(node, place):
     _until(lambda: node.processes() == [])
 
 
+def test_a_prolog_that_was_cut_short_leaves_a_part_all_the_same(node):
+    node.prolog()
+    os.kill(node.sampler, signal.SIGKILL)
+    (node.state / "sampler.json").unlink()
+    node.epilog()
+    assert node.part().nodes[0].events[0].kind == "prolog"
+    assert not node.state.exists()
+
+
 def test_a_full_disk_keeps_no_sampler_alive(node):
     (node.directory / "journals").mkdir(mode=0o700)
     mounted = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0700", "none", node.directory / "journals"]
@@ -365,6 +374,7 @@ def test_a_sampler_that_does_not_start_leaves_the_hooks_events(node, python):
     node.config.write_text(render(dataclasses.replace(node.settings, python=python)))
     node.prolog()
     node.epilog()
+    _until(lambda: node.processes() == [])
     assert [kind for _, kind, _ in _journal(node).events] == ["prolog", "epilog"]
 
 
