@@ -180,22 +180,28 @@ class _Starting:
     def _spawn(self, program: str, *arguments: str, name: str = "") -> None:
         """Start a daemon in a session of its own, and record it."""
         name = name or program
-        with self._places.output(name).open("wb") as output:
-            started = subprocess.Popen(
-                [machine.find_binary(program) or program, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                cwd=self._places.directory,
-                env=self._environment,
-                start_new_session=True,
-            )
-        started.returncode = 0  # it outlives this process: keep Python from warning that nobody waited for it
-        process = processes.identify(name, started.pid)
-        if process is None:
-            raise SandboxError(f"{name} ended at once:\n{self._tail(name)}")
-        self.sandbox = Sandbox(self.sandbox.directory, self.sandbox.spec, (*self.sandbox.daemons, process))
-        self._record()
+        # A signal between the start and the record would leave a daemon that nobody knows of: it waits.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+        try:
+            with self._places.output(name).open("wb") as output:
+                started = subprocess.Popen(
+                    [machine.find_binary(program) or program, *arguments],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    cwd=self._places.directory,
+                    env=self._environment,
+                    start_new_session=True,
+                    preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+                )
+            started.returncode = 0  # it outlives this process: keep Python from warning that nobody waited for it
+            process = processes.identify(name, started.pid)
+            if process is None:
+                raise SandboxError(f"{name} ended at once:\n{self._tail(name)}")
+            self.sandbox = Sandbox(self.sandbox.directory, self.sandbox.spec, (*self.sandbox.daemons, process))
+            self._record()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _record(self) -> None:
         values = {"spec": asdict(self.sandbox.spec), "daemons": [asdict(daemon) for daemon in self.sandbox.daemons]}
