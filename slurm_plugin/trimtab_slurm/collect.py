@@ -20,11 +20,21 @@ from trimtab_slurm.journal import Journal
 from trimtab_slurm.profile import DeviceProfile, Event, Header, NodeProfile, Profile
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
-__all__ = ["collect_job", "collect_journal", "collect_locked", "group_attempts", "job_directory", "recover"]
+__all__ = [
+    "PARTS",
+    "collect_job",
+    "collect_journal",
+    "collect_locked",
+    "group_attempts",
+    "job_directory",
+    "recover",
+    "stamp",
+]
 
 CLOCK_SKEW_SECONDS = 300.0
 """How far the clocks of two nodes may be apart: munge, and with it Slurm, refuses more."""
 PARTS = "parts"
+"""Where the parts are, below a job's directory."""
 PROFILES = "[!.]*.h5"
 """Not those that are still being written."""
 
@@ -166,7 +176,7 @@ def _write_part(directory: Path, recorded: Journal) -> None:
     )
     parts = directory / PARTS
     parts.mkdir(mode=0o700, exist_ok=True)
-    profile.write(parts / f"{attempt.node}-{_stamp(node.start_seconds)}.h5", part)
+    profile.write(parts / f"{attempt.node}-{stamp(node.start_seconds)}.h5", part)
     present = {path.name.rpartition("-")[0] for path in parts.glob("*.h5")}
     if present.issuperset(attempt.expected_nodes):
         try:
@@ -182,7 +192,7 @@ def _merge_parts(directory: Path) -> None:
         start = min(headers[path].start_seconds for path in group)
         earliest = (group[0], headers[group[0]])
         named = [file[0] for file in files if len(group_attempts([file, earliest])) == 1]
-        profile.merge(group, named[0] if named else directory / f"{_stamp(start)}.h5")
+        profile.merge(group, named[0] if named else directory / f"{stamp(start)}.h5")
 
 
 def _readable(directory: Path) -> list[tuple[Path, Header]]:
@@ -226,7 +236,8 @@ def _as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
         raise CollectError(f"as user {uid}: {text or 'ended without a word'}")
 
 
-def _stamp(seconds: float) -> str:
+def stamp(seconds: float) -> str:
+    """A moment as it stands in the names of parts and profiles, UTC: 20260131T235959Z."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 

@@ -9,7 +9,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 from trimtab.balance.measure import Step, assemble
 from trimtab.protocol import Failed, Hello, Message, Notice, StepReport, job_from_json
 from trimtab_slurm import profile
+from trimtab_slurm.collect import PARTS, stamp
 from trimtab_slurm.devices.cpu import task_uuid
 
 
@@ -42,9 +42,9 @@ class Recorder:
     """Appends to the journal of one attempt; each line is in the file when the call returns."""
 
     def __init__(self, job_directory: Path, identity: RunIdentity) -> None:
-        parts = job_directory / "parts"
+        parts = job_directory / PARTS
         parts.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = parts / f"training-{_stamp(identity.start_seconds)}.jsonl"
+        self.path = parts / f"training-{stamp(identity.start_seconds)}.jsonl"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
         self._write("identity", asdict(identity))
@@ -63,7 +63,7 @@ class Recorder:
         """Note the end, and turn the journal into the training part; returns the part's path."""
         self._write("end", {"exit_code": exit_code, "outcome": outcome})
         self._file.close()
-        return _make_part(self.path)
+        return _make_part(self.path, _intact(self.path))
 
     def _write(self, kind: str, body: dict[str, Any]) -> None:
         line = {"time_seconds": time.time(), "kind": kind, "body": body}
@@ -72,13 +72,12 @@ class Recorder:
 
 def recover(job_directory: Path) -> list[Path]:
     """Make the training part of each journal that has none yet: its wrapper was killed, or is still at work."""
-    journals = sorted((job_directory / "parts").glob("training-*.jsonl"))
-    return [_make_part(journal) for journal in journals if _intact(journal)]
+    journals = sorted((job_directory / PARTS).glob("training-*.jsonl"))
+    return [_make_part(journal, lines) for journal in journals if (lines := _intact(journal))]
 
 
-def _make_part(journal: Path) -> Path:
+def _make_part(journal: Path, lines: Sequence[dict[str, Any]]) -> Path:
     part = journal.with_suffix(".h5")
-    lines = _intact(journal)
     profile.write(part, training_part(lines))
     if lines[-1]["kind"] == "end":
         journal.unlink()
@@ -221,7 +220,3 @@ def _real(values: Iterable[float | None]) -> profile.Column:
 
 def _text(values: Iterable[str]) -> profile.Column:
     return np.array(list(values), dtype=np.str_)
-
-
-def _stamp(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
