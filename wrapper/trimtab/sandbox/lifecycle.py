@@ -180,9 +180,8 @@ class _Starting:
     def _spawn(self, program: str, *arguments: str, name: str = "") -> None:
         """Start a daemon in a session of its own, and record it."""
         name = name or program
-        # A signal between the start and the record would leave a daemon that nobody knows of: it waits.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        try:
+        # A signal between the start and the record would leave a daemon that nobody knows of.
+        with _signals_wait() as before:
             with self._places.output(name).open("wb") as output:
                 started = subprocess.Popen(
                     [machine.find_binary(program) or program, *arguments],
@@ -200,8 +199,6 @@ class _Starting:
                 raise SandboxError(f"{name} ended at once:\n{self._tail(name)}")
             self.sandbox = Sandbox(self.sandbox.directory, self.sandbox.spec, (*self.sandbox.daemons, process))
             self._record()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _record(self) -> None:
         values = {"spec": asdict(self.sandbox.spec), "daemons": [asdict(daemon) for daemon in self.sandbox.daemons]}
@@ -234,8 +231,7 @@ class _Starting:
 def _take_down(sandbox: Sandbox) -> None:
     """End everything and remove the directory. Not to be disturbed: a signal waits until it is done."""
     places = Places(sandbox.directory)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-    try:
+    with _signals_wait():
         if not {"munged", "slurmctld"} & set(sandbox.lost):
             _end_jobs(sandbox)
         nodes = [daemon for daemon in sandbox.daemons if daemon.name in sandbox.spec.node_names]
@@ -244,8 +240,6 @@ def _take_down(sandbox: Sandbox) -> None:
         for daemon in reversed([daemon for daemon in sandbox.daemons if daemon not in nodes]):
             processes.stop([daemon], GRACE_SECONDS)
         shutil.rmtree(sandbox.directory)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_jobs(sandbox: Sandbox) -> None:
@@ -304,6 +298,16 @@ def _lock(directory: Path, *, create: bool) -> Iterator[bool]:
                 return
         finally:
             os.close(handle)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[set[int | signal.Signals]]:
+    """Signals that would end this process wait until it is done; yields the mask from before, for a child."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
