@@ -11,9 +11,9 @@ from pathlib import Path
 
 from trimtab import launch, places
 from trimtab.control import ControlServer
-from trimtab.outcome import ExitCode, Outcome, Roll
+from trimtab.outcome import Outcome, Roll
 from trimtab.progress import Progress
-from trimtab.protocol import Job, Message, Order, StepReport, job_to_json
+from trimtab.protocol import Job, Message, Order, Shape, StepReport, job_to_json
 from trimtab.recorder import Recorder, RunIdentity
 from trimtab_slurm.cluster import CommandLineClient
 
@@ -30,6 +30,7 @@ class Plan:
 
     job: Job
     allocated: launch.Allocation
+    shape: Shape
     address: str
     port: int
 
@@ -37,25 +38,24 @@ class Plan:
 def prepare(job: Job, ranks_per_node: int | None) -> Plan:
     """Check the job against allocation and machine. Raises JobError or LaunchError; nothing is started before it."""
     allocated = launch.allocation(os.environ, ranks_per_node)
-    job.shape(allocated.world_size)
+    shape = job.shape(allocated.world_size)
     for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
             raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[train]'")
     address = CommandLineClient().node_address(allocated.nodes[0])
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
-    return Plan(_with_paths(job, allocated), allocated, address, port)
+    return Plan(_with_paths(job, allocated), allocated, shape, address, port)
 
 
 def run(plan: Plan) -> Outcome:
-    """Train, and return how it ended. Its exit codes are those of `ExitCode`, or 128 + n after signal n."""
+    """Train, and return how it ended. Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n."""
     return asyncio.run(_Run(plan).train())
 
 
 class _Run:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        allocated, job = plan.allocated, plan.job
-        shape = job.shape(allocated.world_size)
+        allocated, job, shape = plan.allocated, plan.job, plan.shape
         self._recorder = Recorder(
             places.job_directory(allocated.cluster, allocated.job_id),
             RunIdentity(
@@ -99,8 +99,7 @@ class _Run:
         try:
             exit_code = await srun.wait()
         finally:
-            if srun.returncode is None:
-                srun.terminate()
+            self._give_up(srun)
         await self._drain()
         await self._server.close()
         outcome = self._roll.outcome(exit_code, self._stop)
@@ -145,6 +144,3 @@ def _with_paths(job: Job, allocated: launch.Allocation) -> Job:
     if directory:
         directory = os.fspath(Path(allocated.submit_directory, directory).absolute())
     return replace(job, train=replace(job.train, checkpoint_directory=directory))
-
-
-__all__ = ["ExitCode", "Plan", "prepare", "run"]
