@@ -13,9 +13,9 @@ import sys
 import traceback
 import warnings
 
-from trimtab.protocol import Done, Failed, Hello, JobError, job_from_json
+from trimtab.protocol import Done, Failed, JobError, job_from_json
 from trimtab_megatron.control import Control
-from trimtab_megatron.identity import Identity, RankError, identity
+from trimtab_megatron.identity import Identity, RankError, identity, introduction
 
 _PEER_LOST = (
     "Connection closed by peer",
@@ -44,7 +44,8 @@ def main() -> int:
     except Exception as error:  # noqa: BLE001 - whatever a rank dies of, the wrapper has to hear it from here
         traceback.print_exc()
         if not control.greeted:
-            control.hello(_bare_hello(who))
+            # It failed before it held anything, and the wrapper listens to no one who has not said Hello.
+            control.hello(introduction(who))
         control.send(Failed(who.rank, step[0], _in_one_line(error), _is_lost_peer(error)))
         control.close()
         sys.stderr.flush()
@@ -74,23 +75,6 @@ def _train(who: Identity, control: Control, step: list[int]) -> None:
     finally:
         step[0] = run.progress.step
     dist.destroy_process_group()
-
-
-def _bare_hello(who: Identity) -> Hello:
-    """For a rank that failed before it held anything: the wrapper listens to no one who has not said Hello."""
-    return Hello(
-        token=os.environ.get("TRIMTAB_TOKEN", ""),
-        rank=who.rank,
-        node=who.node,
-        local_rank=who.local_rank,
-        pid=os.getpid(),
-        tensor_rank=0,
-        pipeline_rank=0,
-        data_rank=0,
-        layers=(),
-        parameters=0,
-        device="",
-    )
 
 
 def _in_one_line(error: Exception) -> str:

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trimtab.protocol import Hello
+
 
 class RankError(RuntimeError):
     """This rank cannot start or go on: names what is wrong and what to do."""
@@ -37,6 +39,23 @@ def identity(environment: Mapping[str, str] = os.environ) -> Identity:
     raise RankError(
         "no rank in the environment: neither RANK (torchrun) nor SLURM_PROCID (srun) is set. "
         "Start the ranks with `trimtab run`, srun or torchrun."
+    )
+
+
+def introduction(who: Identity) -> Hello:
+    """The Hello of a rank that holds nothing yet."""
+    return Hello(
+        token=os.environ.get("TRIMTAB_TOKEN", ""),
+        rank=who.rank,
+        node=who.node,
+        local_rank=who.local_rank,
+        pid=os.getpid(),
+        tensor_rank=0,
+        pipeline_rank=0,
+        data_rank=0,
+        layers=(),
+        parameters=0,
+        device="",
     )
 
 

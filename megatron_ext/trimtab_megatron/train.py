@@ -1,11 +1,10 @@
 """One rank's training, from top to bottom: prepare, then step after step."""
 
 import math
-import os
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from trimtab.protocol import Hello, Job, Notice, StepReport
 from trimtab_megatron.checkpoint import Checkpoints, Progress
 from trimtab_megatron.control import Control
 from trimtab_megatron.data import Dataset, microbatch_indices, open_dataset
-from trimtab_megatron.identity import RankError
+from trimtab_megatron.identity import RankError, introduction
 from trimtab_megatron.layout import layout_of, rank_layers
 from trimtab_megatron.model import build_chunks, padded_vocabulary, transformer_config
 from trimtab_megatron.optimizer import build_optimizer, build_schedule, learning_rate
@@ -177,12 +176,8 @@ def save(run: Run) -> None:
 def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:
     """Who this rank is and what it holds."""
     who = world.identity
-    return Hello(
-        token=os.environ.get("TRIMTAB_TOKEN", ""),
-        rank=who.rank,
-        node=who.node,
-        local_rank=who.local_rank,
-        pid=os.getpid(),
+    return replace(
+        introduction(who),
         tensor_rank=world.tensor_rank,
         pipeline_rank=world.pipeline_rank,
         data_rank=world.data_rank,
