@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO := .demo
+TRIMTAB = $(abspath $(VENV))/bin/trimtab
 OTHER_PYTHON ?= python3.12
 OTHER_VENV ?= .venv-mcore
 
@@ -32,7 +33,7 @@ $(VENV)/.ready-test: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	@rm -rf $(DEMO) && mkdir $(DEMO)
-	@cd $(DEMO) && ../$(VENV)/bin/trimtab sandbox run --profiles profiles -- ../$(VENV)/bin/trimtab submit \
+	@cd $(DEMO) && $(TRIMTAB) sandbox run --profiles profiles -- $(TRIMTAB) submit \
 		../examples/demo/job.toml --template cpu-demo --nodes 2 --gpus-per-node 2 --time 0:15:00 --follow
 
 test: $(VENV)/.ready-test
