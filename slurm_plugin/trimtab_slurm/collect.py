@@ -214,6 +214,8 @@ def _as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
     if os.geteuid() != 0 or uid == 0:
         action()
         return
+    import h5py  # noqa: F401  now, since the user may not be able to read where trimtab is installed
+
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
