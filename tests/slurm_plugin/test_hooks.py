@@ -122,11 +122,10 @@ def task(node):
 
 
 def test_a_job_has_the_real_figures_of_its_tasks(node, task):
-    running = [task(3, "sleep 1000")]
-    time.sleep(0.5)  # to start takes CPU too, a clock tick or more: of a task this old that is little
+    running = [task(0), task(3, "exec sleep 1000")]  # exec: a child of the shell would outlive its kill
+    time.sleep(0.5)  # a task that is just starting has no memory yet, and takes CPU: of one this old that is little
     node.prolog()
     assert node.job.stat().st_uid == 4711
-    running.append(task(0))
     time.sleep(1.5)
     for process in running:
         process.kill()
