@@ -35,6 +35,8 @@ CLOCK_SKEW_SECONDS = 300.0
 """How far the clocks of two nodes may be apart: munge, and with it Slurm, refuses more."""
 PARTS = "parts"
 """Where the parts are, below a job's directory."""
+MOST_MERGES = 5
+"""How often a merge is done again because others merged at the same time."""
 PROFILES = "[!.]*.h5"
 """Not those that are still being written."""
 
@@ -48,9 +50,9 @@ class CollectError(OSError):
 def collect_job(directory: Path) -> list[Path]:
     """Merge the parts in a job's directory into one file for each attempt; returns all such files, oldest first.
 
-    Run by root, it acts as the owner of the directory; by someone who may only read, it merges nothing. A part that
-    cannot be read at all is left out, with a warning logged. Raises OSError where a file cannot be written, and
-    ProfileError where a part turns out to be damaged within.
+    A file that holds all its parts is left as it is. Run by root, it acts as the owner of the directory; by someone who
+    may only read, it merges nothing. A part that cannot be read at all is left out, with a warning logged. Raises
+    OSError where a file cannot be written, and ProfileError where a part turns out to be damaged within.
     """
     if not directory.is_dir():
         return []
@@ -160,7 +162,7 @@ def _device_profile(record: journal.DeviceRecord) -> DeviceProfile:
 
 
 def _write_part(directory: Path, recorded: Journal) -> None:
-    """Write the node's part; merge, when that was the last one of the allocation."""
+    """Write the node's part; merge the attempts that are whole with it."""
     attempt = recorded.attempt
     node = node_profile(recorded)
     part = Profile(
@@ -180,19 +182,44 @@ def _write_part(directory: Path, recorded: Journal) -> None:
     present = {path.name.rpartition("-")[0] for path in parts.glob("*.h5")}
     if present.issuperset(attempt.expected_nodes):
         try:
-            _merge_parts(directory)
+            _merge_parts(directory, whole=True)
         except profile.ProfileError as error:
             faults.warn(f"collect: {error}")  # another's part: this one is written, and its journal is done with
 
 
-def _merge_parts(directory: Path) -> None:
+def _merge_parts(directory: Path, *, whole: bool = False) -> None:
+    """Merge until every attempt's file holds its parts; with `whole`, of attempts alone whose nodes are all there.
+
+    Looking again matters: the merger of another node may have begun before the last part was there, and have put its
+    file in place after the one that has them all.
+    """
+    for _ in range(MOST_MERGES):
+        stale = _stale(directory, whole)
+        for parts, target in stale:
+            profile.merge(parts, target)
+        if not stale:
+            return
+
+
+def _stale(directory: Path, whole: bool) -> list[tuple[list[Path], Path]]:
+    """The attempts whose file lacks a part: their parts, and the file."""
     parts, files = _readable(directory / PARTS), _readable(directory)
     headers = dict(parts)
+    stale = []
     for group in group_attempts(parts):
-        start = min(headers[path].start_seconds for path in group)
-        earliest = (group[0], headers[group[0]])
-        named = [file[0] for file in files if len(group_attempts([file, earliest])) == 1]
-        profile.merge(group, named[0] if named else directory / f"{stamp(start)}.h5")
+        members = [headers[path] for path in group]
+        present = {node for header in members for node in header.nodes}
+        if whole and not present.issuperset(members[0].expected_nodes):
+            continue
+        target = directory / f"{stamp(min(header.start_seconds for header in members))}.h5"
+        held: frozenset[str] = frozenset()
+        for path, header in files:
+            if len(group_attempts([(path, header), (group[0], members[0])])) == 1:
+                target, held = path, header.parts
+                break
+        if not held.issuperset(map(profile.part_id, group)):
+            stale.append((group, target))
+    return stale
 
 
 def _readable(directory: Path) -> list[tuple[Path, Header]]:

@@ -127,6 +127,8 @@ class Header:
     expected_nodes: tuple[str, ...]
     nodes: tuple[str, ...]
     """Names of the nodes whose part is in it."""
+    parts: frozenset[str]
+    """`part_id` of what was merged into it; empty for a part itself."""
 
 
 UNITS = (
@@ -204,12 +206,18 @@ def read_header(path: Path) -> Header:
         return _read_header(file)
 
 
+def part_id(path: Path) -> str:
+    """A part as it is now: its file's name, and when that was written. Raises FileNotFoundError."""
+    return f"{path.name}@{path.stat().st_mtime_ns}"
+
+
 def merge(parts: Sequence[Path], target: Path) -> None:
     """Write the parts of one attempt as one profile. Raises as `read` and `write`.
 
     Its time is from the first start to the last end. A node with two parts (its sampler was started anew) keeps all
     samples and events of both; of two training parts the later is kept.
     """
+    ids = sorted(map(part_id, parts))  # before anything is read: what is written meanwhile is then known to be missing
     headers = {part: read_header(part) for part in parts}
     ordered = sorted(parts, key=lambda part: headers[part].start_seconds)
     first = headers[ordered[0]]
@@ -230,7 +238,7 @@ def merge(parts: Sequence[Path], target: Path) -> None:
         for node in headers[part].nodes:
             holders.setdefault(node, []).append(part)
     with _replacing(target) as file:
-        _write_header(file, merged, sorted(holders))
+        _write_header(file, merged, sorted(holders), ids)
         for node, paths in sorted(holders.items()):
             if len(paths) == 1:
                 with _reading(paths[0]) as source:  # copied as it is: neither unpacked nor held in memory
@@ -278,7 +286,7 @@ def _joined_devices(first: DeviceProfile, second: DeviceProfile) -> DeviceProfil
     return replace(second, samples={name: column[order] for name, column in columns.items()}, absent=absent)
 
 
-def _write_header(file: Any, profile: Profile, nodes: Sequence[str]) -> None:
+def _write_header(file: Any, profile: Profile, nodes: Sequence[str], parts: Sequence[str] = ()) -> None:
     missing = [node for node in profile.expected_nodes if node not in nodes]
     file.attrs.update(
         {
@@ -295,6 +303,8 @@ def _write_header(file: Any, profile: Profile, nodes: Sequence[str]) -> None:
             "missing_nodes": ",".join(missing),
         }
     )
+    if parts:
+        file.attrs["parts"] = ",".join(parts)
     file.create_group("nodes")
 
 
@@ -311,6 +321,7 @@ def _read_header(file: Any) -> Header:
         restart_count=int(attributes["restart_count"]),
         expected_nodes=expected,
         nodes=tuple(sorted(file["nodes"], key=lambda node: (places.get(node, len(places)), node))),
+        parts=frozenset(filter(None, str(attributes.get("parts", "")).split(","))),
     )
 
 

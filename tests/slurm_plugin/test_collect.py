@@ -119,6 +119,31 @@ def test_collectors_at_the_same_time_do_no_harm(job, make_part):
     assert sorted(path.name for path in job.iterdir()) == ["20260528T202640Z.h5", "parts"]
 
 
+def test_a_merger_that_began_before_the_last_part_was_there_does_not_have_the_last_word(job, make_part, monkeypatch):
+    merge = collect.profile.merge
+
+    def overtaken(parts, target):
+        monkeypatch.setattr(collect.profile, "merge", merge)
+        merge(parts, job / "slow")
+        write(job / "parts/n2-a.h5", make_part("n2"))
+        merge([*parts, job / "parts/n2-a.h5"], target)  # as the collector of n2 does meanwhile
+        (job / "slow").replace(target)
+
+    monkeypatch.setattr(collect.profile, "merge", overtaken)
+    (path,) = collect_job(job)
+    assert read(path).missing_nodes == ()
+
+
+def test_a_file_that_holds_its_parts_is_not_written_again(job, make_part):
+    (path,) = collect_job(job)
+    before = path.stat().st_mtime_ns
+    collect_job(job)
+    assert path.stat().st_mtime_ns == before
+    write(job / "parts/n1-a.h5", make_part(end=99.0))
+    collect_job(job)
+    assert read(path).end_seconds == make_part(end=99.0).end_seconds
+
+
 @pytest.fixture
 def left_behind(tmp_path, attempt):
     """The journal of a sampler that was killed, for a job of the user who runs the tests, and the profile root."""
@@ -155,6 +180,15 @@ def test_the_last_part_of_the_allocation_makes_the_attempts_file(left_behind, ma
     collect_journal(path, root)
     (whole,) = (root / "lab/7").glob("*.h5")
     assert {node.node for node in read(whole).nodes} == {"n1", "n2"}
+
+
+def test_the_nodes_of_an_earlier_run_do_not_make_a_later_one_whole(left_behind, make_part):
+    path, root = left_behind
+    (root / "lab/7/parts").mkdir(parents=True)
+    for node in ("n1", "n2"):
+        write(root / f"lab/7/parts/{node}-x.h5", make_part(node))
+    collect_journal(path, root)
+    assert [read(file).start_seconds for file in (root / "lab/7").glob("*.h5")] == [make_part().start_seconds]
 
 
 def test_a_journal_in_use_is_left_alone(left_behind):
