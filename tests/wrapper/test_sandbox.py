@@ -360,7 +360,11 @@ def test_run_uses_a_sandbox_that_is_up_and_leaves_it_up(sandbox):
 @pytest.mark.parametrize("whole_group", [True, False], ids=["as a terminal does", "to trimtab alone"])
 def test_a_signal_during_run_leaves_nothing_behind(slurm_installed, box_directory, number, whole_group):
     submit = "sbatch --quiet -N2 -o /dev/null --wrap 'srun sleep 1000' && exec sleep 1000"
-    running = subprocess.Popen(_command(box_directory, "sh", "-c", submit), start_new_session=True)
+    running = subprocess.Popen(
+        _command(box_directory, "sh", "-c", submit),
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+    )
     places = Places(box_directory)
     # The batch script, its keeper, srun (two processes), and on each node a keeper and a task.
     _wait_until(lambda: len(processes.on_nodes(places)) >= 8)
