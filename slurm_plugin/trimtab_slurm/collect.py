@@ -179,6 +179,7 @@ def _write_part(directory: Path, recorded: Journal) -> None:
     parts = directory / PARTS
     parts.mkdir(mode=0o700, exist_ok=True)
     profile.write(parts / f"{attempt.node}-{stamp(node.start_seconds)}.h5", part)
+    # By the names alone: on a thousand nodes, all but the last few need not open a thousand files.
     present = {path.name.rpartition("-")[0] for path in parts.glob("*.h5")}
     if present.issuperset(attempt.expected_nodes):
         try:
@@ -211,13 +212,9 @@ def _stale(directory: Path, whole: bool) -> list[tuple[list[Path], Path]]:
         present = {node for header in members for node in header.nodes}
         if whole and not present.issuperset(members[0].expected_nodes):
             continue
-        target = directory / f"{stamp(min(header.start_seconds for header in members))}.h5"
-        held: frozenset[str] = frozenset()
-        for path, header in files:
-            if len(group_attempts([(path, header), (group[0], members[0])])) == 1:
-                target, held = path, header.parts
-                break
-        if not held.issuperset(map(profile.part_id, group)):
+        same = (file for file in files if len(group_attempts([file, (group[0], members[0])])) == 1)
+        target, header = next(same, (directory / f"{stamp(min(part.start_seconds for part in members))}.h5", None))
+        if header is None or not header.parts.issuperset(map(profile.part_id, group)):
             stale.append((group, target))
     return stale
 

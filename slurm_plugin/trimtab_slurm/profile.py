@@ -17,7 +17,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,8 @@ class TrainingProfile:
 
 
 @dataclass(frozen=True)
-class Profile:
-    """One attempt of one job, whole."""
+class _Attempt:
+    """Which attempt of which job a file is of."""
 
     cluster: str
     job_id: int
@@ -100,35 +100,47 @@ class Profile:
     restart_count: int
     expected_nodes: tuple[str, ...]
     """Nodes of the allocation, as the hooks saw it."""
-    nodes: tuple[NodeProfile, ...]
-    training: TrainingProfile | None
+
+    def _fields(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(_Attempt)}
+
+
+@dataclass(frozen=True)
+class Header(_Attempt):
+    """What tells profiles of one job apart, and what each holds."""
+
+    nodes: tuple[str, ...]
+    """Names of the nodes whose part is in it."""
+    parts: frozenset[str] = frozenset()
+    """`part_id` of what was merged into it; empty for a part itself."""
 
     @property
     def missing_nodes(self) -> tuple[str, ...]:
         """Nodes of the allocation whose part is not here."""
-        present = {node.node for node in self.nodes}
+        present = set(self.nodes)
         return tuple(node for node in self.expected_nodes if node not in present)
+
+
+@dataclass(frozen=True)
+class Profile(_Attempt):
+    """One attempt of one job, whole."""
+
+    nodes: tuple[NodeProfile, ...]
+    training: TrainingProfile | None
+
+    @property
+    def header(self) -> Header:
+        """What is in it, without the figures."""
+        return Header(**self._fields(), nodes=tuple(node.node for node in self.nodes))
+
+    @property
+    def missing_nodes(self) -> tuple[str, ...]:
+        """Nodes of the allocation whose part is not here."""
+        return self.header.missing_nodes
 
 
 class ProfileError(ValueError):
     """A file that is no profile, or none that can be read: names it, the reason, and the way out."""
-
-
-@dataclass(frozen=True)
-class Header:
-    """What tells profiles of one job apart, and what each holds."""
-
-    cluster: str
-    job_id: int
-    user: str
-    start_seconds: float
-    end_seconds: float
-    restart_count: int
-    expected_nodes: tuple[str, ...]
-    nodes: tuple[str, ...]
-    """Names of the nodes whose part is in it."""
-    parts: frozenset[str]
-    """`part_id` of what was merged into it; empty for a part itself."""
 
 
 UNITS = (
@@ -175,7 +187,7 @@ def coverage_ratio(device: DeviceProfile, node: NodeProfile) -> float:
 def write(path: Path, profile: Profile) -> None:
     """Write a profile, 0600: whole or not at all, whatever happens meanwhile. Raises OSError."""
     with _replacing(path) as file:
-        _write_header(file, profile, [node.node for node in profile.nodes])
+        _write_header(file, profile.header)
         for node in profile.nodes:
             _write_node(file, node)
         if profile.training is not None:
@@ -187,17 +199,8 @@ def read(path: Path) -> Profile:
     with _reading(path) as file:
         header = _read_header(file)
         training = _read_training(file["training"]) if "training" in file else None
-        return Profile(
-            cluster=header.cluster,
-            job_id=header.job_id,
-            user=header.user,
-            start_seconds=header.start_seconds,
-            end_seconds=header.end_seconds,
-            restart_count=header.restart_count,
-            expected_nodes=header.expected_nodes,
-            nodes=tuple(_read_node(name, file["nodes"][name]) for name in header.nodes),
-            training=training,
-        )
+        nodes = tuple(_read_node(name, file["nodes"][name]) for name in header.nodes)
+        return Profile(**header._fields(), nodes=nodes, training=training)
 
 
 def read_header(path: Path) -> Header:
@@ -217,28 +220,23 @@ def merge(parts: Sequence[Path], target: Path) -> None:
     Its time is from the first start to the last end. A node with two parts (its sampler was started anew) keeps all
     samples and events of both; of two training parts the later is kept.
     """
-    ids = sorted(map(part_id, parts))  # before anything is read: what is written meanwhile is then known to be missing
+    ids = frozenset(map(part_id, parts))  # before they are read: what is written meanwhile is then known to be missing
     headers = {part: read_header(part) for part in parts}
     ordered = sorted(parts, key=lambda part: headers[part].start_seconds)
-    first = headers[ordered[0]]
     expected = dict.fromkeys(node for part in ordered for node in headers[part].expected_nodes)
-    merged = Profile(
-        cluster=first.cluster,
-        job_id=first.job_id,
-        user=first.user,
-        start_seconds=first.start_seconds,
-        end_seconds=max(header.end_seconds for header in headers.values()),
-        restart_count=first.restart_count,
-        expected_nodes=tuple(expected),
-        nodes=(),
-        training=None,
-    )
     holders: dict[str, list[Path]] = {}
     for part in ordered:
         for node in headers[part].nodes:
             holders.setdefault(node, []).append(part)
+    merged = replace(
+        headers[ordered[0]],
+        end_seconds=max(header.end_seconds for header in headers.values()),
+        expected_nodes=tuple(expected),
+        nodes=tuple(holders),
+        parts=ids,
+    )
     with _replacing(target) as file:
-        _write_header(file, merged, sorted(holders), ids)
+        _write_header(file, merged)
         for node, paths in sorted(holders.items()):
             if len(paths) == 1:
                 with _reading(paths[0]) as source:  # copied as it is: neither unpacked nor held in memory
@@ -286,25 +284,24 @@ def _joined_devices(first: DeviceProfile, second: DeviceProfile) -> DeviceProfil
     return replace(second, samples={name: column[order] for name, column in columns.items()}, absent=absent)
 
 
-def _write_header(file: Any, profile: Profile, nodes: Sequence[str], parts: Sequence[str] = ()) -> None:
-    missing = [node for node in profile.expected_nodes if node not in nodes]
+def _write_header(file: Any, header: Header) -> None:
     file.attrs.update(
         {
             "schema": SCHEMA,
-            "cluster": _clean(profile.cluster),
-            "job_id": profile.job_id,
-            "user": _clean(profile.user),
-            "start": datetime.fromtimestamp(profile.start_seconds, UTC).isoformat(timespec="seconds"),
-            "start_seconds": profile.start_seconds,
-            "end_seconds": profile.end_seconds,
-            "restart_count": profile.restart_count,
+            "cluster": _clean(header.cluster),
+            "job_id": header.job_id,
+            "user": _clean(header.user),
+            "start": datetime.fromtimestamp(header.start_seconds, UTC).isoformat(timespec="seconds"),
+            "start_seconds": header.start_seconds,
+            "end_seconds": header.end_seconds,
+            "restart_count": header.restart_count,
             # As one text: an attribute that is an array ends at 64 kB, and there are clusters with more nodes.
-            "expected_nodes": ",".join(profile.expected_nodes),
-            "missing_nodes": ",".join(missing),
+            "expected_nodes": ",".join(header.expected_nodes),
+            "missing_nodes": ",".join(header.missing_nodes),
         }
     )
-    if parts:
-        file.attrs["parts"] = ",".join(parts)
+    if header.parts:
+        file.attrs["parts"] = ",".join(sorted(header.parts))
     file.create_group("nodes")
 
 

@@ -97,7 +97,7 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
       2   the job file, the allocation or the machine does not fit; nothing was started
       3   a rank failed or vanished; the message names it
       4   srun could not start the ranks
-      75  stopped before the last step, progress saved: requeue or submit again to go on
+      75  stopped before the last step, progress saved where the job file says: requeue or submit again to go on
       128+n  ended by signal n before all ranks had saved
     """
     from trimtab import jobfile, launch

@@ -19,7 +19,8 @@ class ExitCode(IntEnum):
     NOT_STARTED = 4
     """srun could not start the ranks."""
     STOPPED = 75
-    """Stopped before the last step (time limit, preemption, a signal); progress was saved. Requeue to go on."""
+    """Stopped before the last step (time limit, preemption, a signal); progress was saved, unless the job file gives no
+    checkpoint directory. Requeue to go on."""
 
 
 @dataclass(frozen=True)
