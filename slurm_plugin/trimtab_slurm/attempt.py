@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from trimtab_slurm import resolve
 from trimtab_slurm.nodelist import expand_nodes
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -35,8 +36,10 @@ class Attempt:
     """As the prolog saw it: 0 in the first run."""
     expected_nodes: tuple[str, ...]
     """All nodes of the allocation; empty where Slurm did not say."""
-    gpus: tuple[str, ...]
-    """Ids of the GPUs held on this node, as Slurm spells them: not yet any driver's index."""
+    gpu_variables: Mapping[str, str]
+    """What Slurm says of the GPUs held on this node, by variable, as it says it: `resolve` knows what it means."""
+    sluid: str = ""
+    """Slurm's own unique id of the job, from 25.11 on."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; `from_dict` is the inverse."""
@@ -44,9 +47,8 @@ class Attempt:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Attempt":
-        """The inverse of `to_dict`, lists taken for tuples. Raises TypeError or KeyError for anything else."""
-        lists = {key: tuple(values[key]) for key in ("expected_nodes", "gpus")}
-        return cls(**{**values, **lists})
+        """The inverse of `to_dict`, a list taken for a tuple. Raises TypeError or KeyError for anything else."""
+        return cls(**{**values, "expected_nodes": tuple(values["expected_nodes"])})
 
 
 def from_hook(environment: Mapping[str, str], now_seconds: float) -> Attempt:
@@ -62,7 +64,8 @@ def from_hook(environment: Mapping[str, str], now_seconds: float) -> Attempt:
         gid=_number(environment, "SLURM_JOB_GID"),
         restart_count=_number(environment, "SLURM_JOB_RESTART_COUNT", "0"),
         expected_nodes=_nodes(environment),
-        gpus=held_gpus(environment),
+        gpu_variables={name: environment[name] for name in resolve.VARIABLES if name in environment},
+        sluid=environment.get("SLURM_JOB_SLUID", ""),
     )
 
 
@@ -74,19 +77,6 @@ def job_id(environment: Mapping[str, str]) -> int:
 def node_name(environment: Mapping[str, str]) -> str:
     """The node of a hook. The host's name may be another."""
     return _name(environment, "SLURMD_NODENAME")
-
-
-def held_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The ids in the hook's list of GPUs, in order, each once; ranges (`0-3`) taken apart."""
-    names = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
-    listed = next((environment[name] for name in names if environment.get(name)), "")
-    gpus: dict[str, None] = {}
-    for item in filter(None, (item.strip() for item in listed.split(","))):
-        if match := re.fullmatch(r"(\d{1,4})-(\d{1,4})", item):
-            gpus.update(dict.fromkeys(str(index) for index in range(int(match[1]), int(match[2]) + 1)))
-        else:
-            gpus[item] = None
-    return tuple(gpus)
 
 
 def _nodes(environment: Mapping[str, str]) -> tuple[str, ...]:

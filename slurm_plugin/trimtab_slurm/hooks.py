@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 
 from trimtab_slurm import attempt as attempts
-from trimtab_slurm import directories, faults, journal, proc
+from trimtab_slurm import directories, faults, journal, proc, resolve
 from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
 from trimtab_slurm.settings import NodeSettings, load_or_default
@@ -116,6 +116,10 @@ def _give_up(_number: int, _frame: FrameType | None) -> None:
 
 def _prolog(environment: Mapping[str, str], node: _Node) -> None:
     attempt, settings = attempts.from_hook(environment, time.time()), node.settings
+    ids = resolve.held(attempt.gpu_variables)
+    comment = environment.get("SLURM_JOB_COMMENT", "")
+    if settings.reason_to_skip(environment.get("SLURM_JOB_PARTITION", ""), None if ids is None else len(ids), comment):
+        return
     state_path = Path(settings.state_directory, attempt.node, str(attempt.job_id))
     above = _node_directory(settings, attempt.node)
     state = directories.open_own_below(above, str(attempt.job_id), 0o700)

@@ -22,10 +22,11 @@ from trimtab_slurm.attempt import Attempt
 
 SCHEMA = 1
 SUFFIX = ".journal"
-HEADER, DEVICE, SAMPLE, EVENT, END = range(1, 6)
+HEADER, DEVICE, SAMPLE, EVENT, END, PROCESS = range(1, 7)
 
 _FRAME = struct.Struct("<IIB")  # length of the payload, CRC-32 of kind and payload, kind
 _SAMPLE = struct.Struct("<Id")  # device number, monotonic time; one double for each of the device's columns follows
+_PROCESS = struct.Struct("<IdQd")  # device number, monotonic time, process id, bytes of the device's memory
 _LONGEST_BYTES = 1 << 20
 
 
@@ -45,10 +46,14 @@ class DeviceRecord:
     columns: tuple[str, ...]
     absent: dict[str, str] = field(default_factory=dict)
     """Column -> why it had no value, when that was last said."""
+    pci: str = ""
+    parent_uuid: str = ""
     times: list[float] = field(default_factory=list)
     """UTC, seconds since 1970, of each sample."""
     rows: list[tuple[float, ...]] = field(default_factory=list)
     """One value for each column, for each sample."""
+    processes: list[tuple[float, int, float]] = field(default_factory=list)
+    """UTC, process id, bytes of the device's memory that it holds from then on: 0 when it has gone, NaN: not known."""
 
 
 @dataclass
@@ -78,7 +83,7 @@ class Writer:
 
     def device(self, number: int, record: DeviceRecord) -> None:
         """Introduce a device before its first sample, or say anew what it has no values for."""
-        keys = ("uuid", "kind", "model", "index", "driver", "columns", "absent")
+        keys = ("uuid", "kind", "model", "index", "driver", "columns", "absent", "pci", "parent_uuid")
         self._append(DEVICE, _json({"number": number, **{key: getattr(record, key) for key in keys}}))
 
     def samples(self, samples: Sequence[tuple[int, float, Sequence[float]]]) -> None:
@@ -89,6 +94,10 @@ class Writer:
                 for number, monotonic, values in samples
             )
         )
+
+    def processes(self, changes: Sequence[tuple[int, float, int, float]]) -> None:
+        """Append (device number, monotonic time, process id, bytes): what processes hold from now on."""
+        self._write(b"".join(_record(PROCESS, _PROCESS.pack(*change)) for change in changes))
 
     def event(self, kind: str, text: str) -> None:
         """Append something that happened just now."""
@@ -198,6 +207,10 @@ def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
     for kind, payload in records[1:]:
         if kind == SAMPLE:
             seconds = _add_sample(devices, payload) + offset
+        elif kind == PROCESS:
+            number, monotonic, pid, size = _PROCESS.unpack(payload)
+            seconds = monotonic + offset
+            devices[number].processes.append((seconds, pid, size))
         else:
             body = json.loads(payload)
             if kind == DEVICE:
@@ -240,7 +253,7 @@ def _intact(content: bytes) -> tuple[list[tuple[int, bytes]], str]:
             return records, f"cut off {rest}"
         length, checksum, kind = _FRAME.unpack_from(content, position)
         begin = position + _FRAME.size
-        if length > _LONGEST_BYTES or not HEADER <= kind <= END:
+        if length > _LONGEST_BYTES or not HEADER <= kind <= PROCESS:
             return records, f"garbage {rest}"
         payload = content[begin : begin + length]
         if len(payload) < length:

@@ -31,7 +31,7 @@ class Sampler:
 
     def __init__(self, writer: journal.Writer, discovery: Discovery) -> None:
         self._writer = writer
-        self._drivers = discovery.drivers
+        self._sources = discovery.sources
         self._records: dict[str, tuple[int, journal.DeviceRecord]] = {}
         self._faults: dict[str, str] = {}
         for note in discovery.notes:
@@ -43,8 +43,8 @@ class Sampler:
         Raises OSError when the journal cannot be written to; the samples of this round are then lost.
         """
         samples: Samples = []
-        for driver in self._drivers:
-            for device in self._guarded(type(driver).__name__, driver.devices) or ():
+        for source in self._sources:
+            for device in self._guarded(source.name, source.devices) or ():
                 reading = self._guarded(device.identity.uuid, device.sample)
                 if reading is not None:
                     number, columns = self._introduce(device, dict(reading.absent))

@@ -29,17 +29,42 @@ class NodeSettings:
     """Time between two samples."""
     python: str = ""
     """Interpreter of sampler and collector, with trimtab installed; empty: the one that runs the hooks."""
+    partitions: tuple[str, ...] = ()
+    """Partitions whose jobs are profiled; empty: all."""
+    minimum_gpus: int = 0
+    """A job that holds fewer GPUs on a node is not profiled there."""
+    opt_out: str = "trimtab=off"
+    """A job whose comment holds this word is not profiled; empty: none can opt out."""
+    staff_group: str = ""
+    """Group that may read all profiles; empty: each profile is its user's alone."""
+    nvml_library: str = ""
+    """Path of libnvidia-ml.so.1; empty: where the system finds it."""
+    fault: str = ""
+    """A fault that the sampler makes up, to test a site: see docs/hooks.md; empty: none."""
 
     def __post_init__(self) -> None:
         for key in ("state_directory", "journal_directory", "profile_root"):
             if not Path(getattr(self, key)).is_absolute():
                 raise SettingsError(f"{key} = {json.dumps(getattr(self, key))}: must be an absolute path")
-        if self.python and not Path(self.python).is_absolute():
-            raise SettingsError(f"python = {json.dumps(self.python)}: must be an absolute path, or empty")
+        for key in ("python", "nvml_library"):
+            if getattr(self, key) and not Path(getattr(self, key)).is_absolute():
+                raise SettingsError(f"{key} = {json.dumps(getattr(self, key))}: must be an absolute path, or empty")
+        if self.minimum_gpus < 0:
+            raise SettingsError(f"minimum_gpus = {self.minimum_gpus}: must be 0 or more")
         if not 0.01 <= self.sampler_period_seconds <= 3600:
             raise SettingsError(
                 f"sampler_period_seconds = {self.sampler_period_seconds}: must be between 0.01 and 3600"
             )
+
+    def reason_to_skip(self, partition: str, gpus: int | None, comment: str) -> str:
+        """Why a job is not to be profiled on this node; empty where it is. `gpus`: held here, None: not known."""
+        if self.opt_out and self.opt_out in comment.split():
+            return f"its comment says {self.opt_out}"
+        if self.partitions and partition not in self.partitions:
+            return f"partition {partition} is not one of {', '.join(self.partitions)}"
+        if gpus is not None and gpus < self.minimum_gpus:
+            return f"GPUs that it holds here: {gpus}, of at least {self.minimum_gpus}"
+        return ""
 
 
 def load(path: Path) -> NodeSettings:
@@ -94,9 +119,14 @@ def _parse(path: Path, content: bytes) -> NodeSettings:
 
 
 def _typed(where: str, value: Any, kind: Any) -> Any:
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind):
-        wanted = {float: "a number", str: "a text in quotes"}[kind]
+    """A value of TOML as a field's type."""
+    wanted, types = {
+        float: ("a number", (int, float)),
+        int: ("a whole number", (int,)),
+        str: ("a text in quotes", (str,)),
+        tuple[str, ...]: ("a list of texts in quotes", (list,)),
+    }[kind]
+    texts = not isinstance(value, list) or all(isinstance(item, str) for item in value)
+    if isinstance(value, bool) or not isinstance(value, types) or not texts:
         raise SettingsError(f"{where} = {value!r}: must be {wanted}")
-    return value
+    return tuple(value) if isinstance(value, list) else kind(value)

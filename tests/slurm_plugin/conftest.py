@@ -25,7 +25,7 @@ def attempt():
         gid=1001,
         restart_count=0,
         expected_nodes=("n1", "n2"),
-        gpus=("0", "1"),
+        gpu_variables={"SLURM_JOB_GPUS": "0,1"},
     )
 
 

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trimtab_slurm.attempt import Attempt, AttemptError, from_hook, held_gpus
+from trimtab_slurm.attempt import Attempt, AttemptError, from_hook
 
 HOOK = {
     "SLURM_CLUSTER_NAME": "lab",
@@ -14,11 +14,14 @@ HOOK = {
     "SLURM_JOB_RESTART_COUNT": "2",
     "SLURM_NODELIST": "n[1-2]",
     "SLURM_JOB_GPUS": "0,1",
+    "SLURM_JOB_SLUID": "sABC",
 }
 
 
 def test_a_prolog_environment_names_an_attempt():
-    assert from_hook(HOOK, 5.5) == Attempt("lab", 7, 5.5, "n1", "ann", 1000, 1001, 2, ("n1", "n2"), ("0", "1"))
+    assert from_hook(HOOK, 5.5) == Attempt(
+        "lab", 7, 5.5, "n1", "ann", 1000, 1001, 2, ("n1", "n2"), {"SLURM_JOB_GPUS": "0,1"}, "sABC"
+    )
 
 
 def test_the_start_is_the_jobs_where_slurm_says_it():
@@ -28,7 +31,7 @@ def test_the_start_is_the_jobs_where_slurm_says_it():
 
 def test_what_is_no_part_of_the_identity_may_be_missing():
     few = {key: HOOK[key] for key in ("SLURM_JOB_ID", "SLURMD_NODENAME", "SLURM_JOB_UID", "SLURM_JOB_GID")}
-    assert from_hook(few | {"SLURM_NODELIST": "n["}, 5.5) == Attempt("cluster", 7, 5.5, "n1", "", 1000, 1001, 0, (), ())
+    assert from_hook(few | {"SLURM_NODELIST": "n["}, 5.5) == Attempt("cluster", 7, 5.5, "n1", "", 1000, 1001, 0, (), {})
 
 
 @pytest.mark.parametrize(
@@ -47,22 +50,6 @@ def test_what_is_no_part_of_the_identity_may_be_missing():
 def test_what_could_leave_its_directory_or_is_no_number_is_refused(variable, value):
     with pytest.raises(AttemptError, match=variable):
         from_hook(HOOK | {variable: value}, 5.5)
-
-
-@pytest.mark.parametrize(
-    ("environment", "gpus"),
-    [
-        ({}, ()),
-        ({"SLURM_JOB_GPUS": ""}, ()),
-        ({"SLURM_JOB_GPUS": "0,1,1"}, ("0", "1")),
-        ({"SLURM_JOB_GPUS": "0-2,5"}, ("0", "1", "2", "5")),
-        ({"SLURM_JOB_GPUS": "128"}, ("128",)),
-        ({"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": "GPU-5c1a-8,MIG-77-0"}, ("GPU-5c1a-8", "MIG-77-0")),
-        ({"ROCR_VISIBLE_DEVICES": "3"}, ("3",)),
-    ],
-)
-def test_held_gpus_are_spelled_as_slurm_does(environment, gpus):
-    assert held_gpus(environment) == gpus
 
 
 def test_an_attempt_survives_json(attempt):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trimtab_slurm.devices import discover
-from trimtab_slurm.devices.cpu import COLUMNS, CpuDriver, _rates, _Totals, task_of, task_uuid
+from trimtab_slurm.devices.cpu import COLUMNS, CpuSource, _rates, _Totals, task_of, task_uuid
 
 TASK = {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", "SLURM_STEP_ID": "0", "SLURM_PROCID": "3"}
 BUSY = "import sys, time\nwhile True: sum(range(10_000))"
@@ -74,7 +74,7 @@ def test_rates_are_never_negative_and_not_taken_over_no_time():
 
 
 def test_tasks_come_and_go_with_figures_of_their_own(mine, start):
-    driver = CpuDriver(mine)
+    driver = CpuSource(mine)
     assert driver.devices() == []
     busy, idle = start(BUSY), start(IDLE, TASK | {"SLURM_PROCID": "10"})
     start(BUSY, TASK | {"SLURM_STEP_ID": ""})
@@ -110,7 +110,7 @@ def test_children_belong_to_their_task_with_a_wiped_environment_too(mine, start)
         f"[child.kill() for child in children]"
     )
     parent = start(code, stdin=subprocess.PIPE)
-    driver = CpuDriver(mine)
+    driver = CpuSource(mine)
     _until(lambda: [device.sample().values["process_count"] for device in driver.devices()] == [3])
     parent.stdin.close()
     _until(lambda: driver.devices() == [])
@@ -124,7 +124,7 @@ def test_a_process_that_becomes_a_task_later_is_found(mine, start):
         {},
         stdin=subprocess.PIPE,
     )
-    driver = CpuDriver(mine)
+    driver = CpuSource(mine)
     assert driver.devices() == []
     waiting.stdin.close()
     _until(lambda: [device.identity.index for device in driver.devices()] == [3])
@@ -134,8 +134,8 @@ def test_a_process_that_becomes_a_task_later_is_found(mine, start):
 def test_another_users_process_is_no_task_whatever_its_environment_says(mine):
     users = subprocess.Popen(["/bin/sleep", "1000"], env=TASK, user=1000, group=1000, extra_groups=[])
     try:
-        assert CpuDriver(mine).devices() == []
-        assert len(CpuDriver(replace(mine, uid=1000)).devices()) == 1
+        assert CpuSource(mine).devices() == []
+        assert len(CpuSource(replace(mine, uid=1000)).devices()) == 1
     finally:
         users.kill()
         users.wait()
@@ -143,8 +143,10 @@ def test_another_users_process_is_no_task_whatever_its_environment_says(mine):
 
 def test_gpus_that_no_driver_measures_are_named(mine):
     assert discover(mine).notes == ("GPU driver not found: 2 GPUs held (0, 1), not measured",)
-    assert discover(replace(mine, gpus=("GPU-1",))).notes == ("GPU driver not found: 1 GPU held (GPU-1), not measured",)
-    assert discover(replace(mine, gpus=())).notes == ()
+    assert discover(replace(mine, gpu_variables={"CUDA_VISIBLE_DEVICES": "GPU-1"})).notes == (
+        "GPU driver not found: 1 GPU held (GPU-1), not measured",
+    )
+    assert discover(replace(mine, gpu_variables={})).notes == ()
 
 
 def _until(condition, seconds=10.0):

@@ -75,7 +75,7 @@ def _header():
             "gid": 1,
             "restart_count": 0,
             "expected_nodes": [],
-            "gpus": [],
+            "gpu_variables": {},
         },
         "period_seconds": 1.0,
         "monotonic": 100.0,

@@ -11,7 +11,7 @@ def test_what_is_rendered_is_loaded_again(tmp_path):
     assert load(tmp_path / "node.toml") == wanted
 
 
-def test_what_a_file_leaves_out_is_the_default(tmp_path):
+def test_what_a_file_reason_to_skip_is_the_default(tmp_path):
     (tmp_path / "node.toml").write_text("sampler_period_seconds = 2")
     assert load(tmp_path / "node.toml") == NodeSettings(sampler_period_seconds=2.0)
 
@@ -28,6 +28,11 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path):
         ("sampler_period_seconds = nan", "sampler_period_seconds = nan: must be between"),
         ("profile_root = 'here'", 'profile_root = "here": must be an absolute path'),
         ("python = 'python3'", 'python = "python3": must be an absolute path, or empty'),
+        ("nvml_library = 'libnvidia-ml.so.1'", "must be an absolute path, or empty"),
+        ("partitions = 'gpu'", "partitions = 'gpu': must be a list of texts in quotes"),
+        ("partitions = ['gpu', 3]", "partitions = ['gpu', 3]: must be a list of texts in quotes"),
+        ("minimum_gpus = 1.5", "minimum_gpus = 1.5: must be a whole number"),
+        ("minimum_gpus = -1", "minimum_gpus = -1: must be 0 or more"),
         ("= 3", "is not TOML"),
     ],
 )
@@ -75,3 +80,24 @@ def test_a_privileged_process_takes_the_defaults_for_a_file_that_others_could_ha
     assert settings == NodeSettings()
     assert doubt.startswith("the defaults apply: ")
     assert str(path) in doubt
+
+
+@pytest.mark.parametrize(
+    ("partition", "gpus", "comment", "reason"),
+    [
+        ("gpu", 2, "", ""),
+        ("big", 8, "quick look", ""),
+        ("gpu", None, "", ""),  # Slurm does not say how many: profiled, rather than lost
+        ("cpu", 2, "", "partition cpu is not one of gpu, big"),
+        ("gpu", 1, "", "GPUs that it holds here: 1, of at least 2"),
+        ("gpu", 8, "mine trimtab=off", "its comment says trimtab=off"),
+        ("gpu", 8, "no-trimtab=off", ""),
+    ],
+)
+def test_a_job_is_left_out_by_partition_number_of_gpus_or_its_own_word(partition, gpus, comment, reason):
+    settings = NodeSettings(partitions=("gpu", "big"), minimum_gpus=2)
+    assert settings.reason_to_skip(partition, gpus, comment) == reason
+
+
+def test_by_default_every_job_is_profiled():
+    assert NodeSettings().reason_to_skip("", 0, "") == ""

@@ -1,7 +1,8 @@
 """The driver seam: what measures, behind two protocols.
 
-A driver knows which devices an attempt has at present; a device gives a reading when asked. `discover` names the
-drivers of this machine, in the order in which they are preferred.
+A device gives a reading when asked. A source knows which devices it has at present. Sources are read at the same time,
+the devices of one after another: a driver that hangs holds up its own source alone. `discover` names the sources of an
+attempt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from trimtab_slurm.attempt import Attempt
+from trimtab_slurm.resolve import held
 
 
 class DeviceError(RuntimeError):
@@ -29,6 +31,10 @@ class Identity:
     """Name and version of what is read."""
     columns: tuple[str, ...]
     """Names of the figures of a reading, each ending in its unit."""
+    pci: str = ""
+    """Bus id; empty for what is on no bus of its own."""
+    parent_uuid: str = ""
+    """The GPU that a MIG instance is part of."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,10 @@ class Reading:
     """By column. One that is not there, or is NaN, was not measured."""
     absent: Mapping[str, str] = field(default_factory=dict)
     """Column -> why it was not."""
+    processes: Mapping[int, float] | None = None
+    """Process id -> bytes of the device's memory that it holds, NaN where not known; None: not known which."""
+    events: Sequence[tuple[str, str]] = ()
+    """Kind and text of what has happened to the device since the reading before."""
 
 
 class Device(Protocol):
@@ -52,11 +62,16 @@ class Device(Protocol):
         ...
 
 
-class Driver(Protocol):
-    """One way of measuring."""
+class Source(Protocol):
+    """Devices that are read one after another. Used by one thread at a time."""
+
+    @property
+    def name(self) -> str:
+        """As a fault is reported by, where no device can be named."""
+        ...
 
     def devices(self) -> Sequence[Device]:
-        """The attempt's devices at present: they may come and go."""
+        """The devices at present: they may come and go. Raises DeviceError."""
         ...
 
 
@@ -64,17 +79,20 @@ class Driver(Protocol):
 class Discovery:
     """What measures an attempt on this node."""
 
-    drivers: tuple[Driver, ...]
+    sources: tuple[Source, ...]
     notes: tuple[str, ...]
-    """What the attempt holds and nothing here can measure."""
+    """What the attempt holds and nothing here can measure, and why."""
 
 
-def discover(attempt: Attempt) -> Discovery:
-    """The drivers for an attempt: those of its GPUs first; its tasks' processes where no GPU can be measured."""
-    from trimtab_slurm.devices.cpu import CpuDriver  # each driver is imported where it is chosen
+def discover(attempt: Attempt, nvml_library: str = "") -> Discovery:
+    """The sources for an attempt: the GPUs that it holds; its tasks' processes where no GPU can be measured.
+
+    Asks drivers, which can hang. `nvml_library`: path of libnvidia-ml.so.1; empty: where the system finds it.
+    """
+    from trimtab_slurm.devices.cpu import CpuSource  # each driver is imported where it is chosen
 
     notes: tuple[str, ...] = ()
-    if attempt.gpus:
-        count = f"{len(attempt.gpus)} GPU{'s' if len(attempt.gpus) > 1 else ''}"
-        notes = (f"GPU driver not found: {count} held ({', '.join(attempt.gpus)}), not measured",)
-    return Discovery((CpuDriver(attempt),), notes)
+    if ids := held(attempt.gpu_variables):
+        count = f"{len(ids)} GPU{'s' if len(ids) > 1 else ''}"
+        notes = (f"GPU driver not found: {count} held ({', '.join(ids)}), not measured",)
+    return Discovery((CpuSource(attempt),), notes)

@@ -47,8 +47,10 @@ def task_uuid(node: str, task: int) -> str:
     return f"cpu-{node}-task{task}"
 
 
-class CpuDriver:
+class CpuSource:
     """Finds the tasks of an attempt on its node, at each look."""
+
+    name = "the job's processes"
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
