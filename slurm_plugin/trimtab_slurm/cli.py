@@ -1,0 +1,73 @@
+"""The `trimtab-node` command line, for admins. Thin: parse, call, print."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+DEFAULT_CONFIG = "/etc/trimtab/node.toml"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(package_name="trimtab")
+def main() -> None:
+    """Look after trimtab on the nodes of a cluster."""
+
+
+@main.command()
+@click.option("--environment", "environment_file", required=True, type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--inventory", "inventory_file", required=True, type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+def resolve(environment_file: Path, inventory_file: Path, as_json: bool) -> None:
+    """Say which devices a job would be found to hold.
+
+    The environment is that of a hook: lines of KEY=VALUE. The inventory is a JSON list of the node's devices, each with
+    `uuid`, `index`, `minor`, `pci`, and a MIG instance with `parent_uuid`, `gpu_instance`, `compute_instance`.
+    """
+    from trimtab_slurm.inventory import InventoryError, read_environment, read_inventory
+    from trimtab_slurm.resolve import resolve as decide
+
+    try:
+        resolution = decide(read_environment(environment_file), read_inventory(inventory_file))
+    except InventoryError as error:
+        _refuse(error)
+    if as_json:
+        click.echo(json.dumps(asdict(resolution)))
+        return
+    click.echo(f"{resolution.status}: {resolution.reason}")
+    for uuid in resolution.devices:
+        click.echo(uuid)
+
+
+@main.command()
+@click.option(
+    "--config",
+    default=DEFAULT_CONFIG,
+    show_default=True,
+    envvar="TRIMTAB_NODE_CONFIG",
+    show_envvar=True,
+    type=click.Path(path_type=Path),
+)
+def recover(config: Path) -> None:
+    """Make profiles of what samplers have left behind that are gone: after a crash, or a reboot."""
+    from trimtab_slurm import collect, journal
+    from trimtab_slurm.settings import SettingsError, load
+
+    try:
+        settings = load(config)
+        found = journal.orphans(Path(settings.journal_directory))
+        failed = collect.recover(settings)
+    except (SettingsError, OSError) as error:
+        _refuse(error)
+    click.echo(f"recovered: {len(found) - len(failed)} of {len(found)} journals")
+    for path in failed:
+        click.echo(f"trimtab-node: {path} could not be; syslog says why", err=True)
+    sys.exit(1 if failed else 0)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    click.echo(f"trimtab-node: {error}", err=True)
+    sys.exit(2)
