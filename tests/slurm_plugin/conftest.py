@@ -1,6 +1,7 @@
 """What the tests of the node side share: an attempt, a journal, the parts of profiles."""
 
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -112,3 +113,55 @@ def assert_same(one, other):
 @pytest.fixture(name="assert_same")
 def _assert_same():
     return assert_same
+
+
+class NvmlStub:
+    """A libnvidia-ml.so.1 of a test's own, and the script that it goes by: see nvml/stub.c."""
+
+    def __init__(self, directory, compiled):
+        self.library = directory / "libnvidia-ml.so.1"
+        shutil.copy(compiled, self.library)
+        self.script("")
+
+    def script(self, text):
+        """Go by these lines from now on; processes that have it loaded too."""
+        fresh = self.library.with_name("script.new")
+        fresh.write_text(text)
+        fresh.replace(self.library.with_name("script"))
+
+    @staticmethod
+    def gpus(count):
+        """The lines of so many GPUs, GPU-0 and on, minor numbers as indices."""
+        lines = [
+            f"gpu {index} GPU-{index} {index} 00000000:{16 + index:02X}:00.0 NVIDIA_H100" for index in range(count)
+        ]
+        return "\n".join(["driver 570.86.15", *lines, ""])
+
+
+@pytest.fixture(scope="session")
+def compile_nvml(tmp_path_factory):
+    """A function that compiles the stub, with options of cc, and gives the library's path."""
+    compiler = shutil.which("cc") or pytest.skip("no C compiler (cc) to compile the NVML stub with")
+
+    def compiled(*options):
+        path = tmp_path_factory.mktemp("nvml") / "stub.so"
+        flags = ("-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
+        subprocess.run(
+            [compiler, *flags, *options, "-o", path, Path(__file__).parent / "nvml/stub.c", "-lpthread", "-ldl"],
+            check=True,
+        )
+        return path
+
+    return compiled
+
+
+@pytest.fixture(scope="session")
+def compiled_nvml(compile_nvml):
+    """The stub's compiled library."""
+    return compile_nvml()
+
+
+@pytest.fixture
+def nvml_stub(compiled_nvml, open_path):
+    """A stub of NVML, for `nvml_library` in a node.toml: without GPUs until `script` gives it some."""
+    return NvmlStub(open_path, compiled_nvml)

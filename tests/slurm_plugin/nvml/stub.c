@@ -1,7 +1,7 @@
 /* A libnvidia-ml.so.1 that does what a script says, for the tests: only the functions that trimtab calls.
  *
- * The script is the file `script` beside the library; it is read anew whenever it changes. One rule a line, fields
- * separated by blanks, `#` begins a comment, GPU and MIG instance are NVML indices, `*` is any:
+ * The script is the file `script` beside the library; it is read anew whenever it is replaced. One rule a line, fields
+ * separated by blanks, `#` begins a comment, `*` is any GPU; of two rules for the same thing the later counts:
  *
  *     driver 570.86.15
  *     gpu 0 GPU-aaaa 3 00000000:1B:00.0 NVIDIA_H100   index, uuid, minor, PCI bus id, name (_ for a blank)
@@ -9,12 +9,14 @@
  *     set 0 PowerUsage 250000                         what a function gives; without a rule, 0
  *     set 0/1 MemoryUsed 1000                         the same of a MIG instance
  *     fail * TotalEnergyConsumption 3                 the nvmlReturn_t that a function gives
- *     fail 2 * 15                                     the GPU is lost
+ *     fail 2 * 15                                     the GPU is lost: everything that is asked of it fails
  *     delay 1 UtilizationRates 3600                   seconds that a function takes
  *     xid 0 79                                        an event that is waiting; given once
- *     process 0 4711 123456                           GPU, process id, bytes
+ *     xid 0/1 43                                      the same of a MIG instance
+ *     process 0 4711 123456                           GPU or MIG instance, process id, bytes
  *
- * Layouts are those of NVIDIA's public nvml.h; versioned structs begin with a version that is not looked at.
+ * Layouts are those of NVIDIA's public nvml.h; versioned structs begin with a version that is not looked at. Compiled
+ * with OLD_DRIVER it lacks what came after the drivers of 2021.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -26,25 +28,28 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
+enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 enum { MOST = 512, ANY = -1, WHOLE = -1 };
 
 typedef struct { int gpu, mig, minor, gi, ci; char uuid[96], bus[32], name[96]; } Device;
-typedef struct { char kind; int gpu, mig; char call[48]; double number; unsigned long long integer; } Rule;
-typedef struct { int gpu; unsigned long long code; int given; } Xid;
+typedef struct { char kind; int gpu, mig; char call[96]; double number; unsigned long long integer; } Rule;
+typedef struct { int gpu, mig; unsigned long long code; int given; } Xid;
 typedef struct { int gpu, mig; unsigned pid; unsigned long long bytes; } Process;
 typedef struct { Device *devices[64]; int count; } EventSet;
-typedef struct { Device *device; int mig; } GpmSample;
+typedef struct { Device *device; } GpmSample;
 
-static struct {
+/* Never freed, so that whoever uses one while the script changes, or holds a device of it, goes on. */
+typedef struct {
     char driver[80];
     Device devices[MOST]; int device_count;
     Rule rules[MOST]; int rule_count;
     Xid xids[MOST]; int xid_count;
     Process processes[MOST]; int process_count;
-    struct timespec read_at;
-    int initialized;
-} state;
+} Script;
+
+static Script *_Atomic script;
+static struct stat read_of;
+static int initialized;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void place(const char *text, int *gpu, int *mig) {
@@ -53,64 +58,65 @@ static void place(const char *text, int *gpu, int *mig) {
     *mig = slash ? atoi(slash + 1) : WHOLE;
 }
 
-static void parse(char *line) {
-    char *comment = strchr(line, '#'), a[96], b[96], c[96], d[96], e[96];
+static void parse(Script *into, char *line) {
+    char *comment = strchr(line, '#'), a[96], b[96], c[96], d[96];
     if (comment) *comment = 0;
-    if (sscanf(line, "driver %79s", state.driver) == 1) return;
-    Device *device = &state.devices[state.device_count];
+    if (sscanf(line, "driver %79s", into->driver) == 1) return;
+    Device *device = &into->devices[into->device_count];
     if (sscanf(line, "gpu %d %95s %d %31s %95s", &device->gpu, device->uuid, &device->minor, device->bus, device->name) == 5) {
         for (char *blank = device->name; (blank = strchr(blank, '_')); *blank = ' ');
         device->mig = WHOLE;
-        state.device_count++;
+        into->device_count++;
     } else if (sscanf(line, "mig %d %d %95s %d %d", &device->gpu, &device->mig, device->uuid, &device->gi, &device->ci) == 5) {
-        state.device_count++;
-    } else if (sscanf(line, "xid %d %95s", &state.xids[state.xid_count].gpu, b) == 2) {
-        state.xids[state.xid_count].code = strtoull(b, 0, 10);
-        state.xid_count++;
+        into->device_count++;
+    } else if (sscanf(line, "xid %95s %95s", a, b) == 2) {
+        Xid *xid = &into->xids[into->xid_count++];
+        place(a, &xid->gpu, &xid->mig);
+        xid->code = strtoull(b, 0, 10);
     } else if (sscanf(line, "process %95s %95s %95s", a, b, c) == 3) {
-        Process *process = &state.processes[state.process_count++];
+        Process *process = &into->processes[into->process_count++];
         place(a, &process->gpu, &process->mig);
-        process->pid = atoi(b);
+        process->pid = (unsigned)atoi(b);
         process->bytes = strtoull(c, 0, 10);
-    } else if (sscanf(line, "%95s %95s %95s %95s %95s", e, a, b, c, d) == 4) {
-        Rule *rule = &state.rules[state.rule_count++];
-        rule->kind = e[0];
-        place(a, &rule->gpu, &rule->mig);
-        snprintf(rule->call, sizeof rule->call, "%s", b);
-        rule->number = atof(c);
-        rule->integer = strtoull(c, 0, 0);
+    } else if (sscanf(line, "%95s %95s %95s %95s", a, b, c, d) == 4) {
+        Rule *rule = &into->rules[into->rule_count++];
+        rule->kind = a[0];
+        place(b, &rule->gpu, &rule->mig);
+        memcpy(rule->call, c, sizeof c);
+        rule->number = atof(d);
+        rule->integer = strtoull(d, 0, 0);
     }
 }
 
 static void read_script(void) {
     Dl_info info;
-    char path[4096], line[512];
-    struct stat status;
+    char library[2048], path[4096], line[512];
+    struct stat now;
     dladdr((void *)read_script, &info);
-    snprintf(line, sizeof line, "%s", info.dli_fname);
-    snprintf(path, sizeof path, "%s/script", dirname(line));
+    snprintf(library, sizeof library, "%s", info.dli_fname);
+    snprintf(path, sizeof path, "%s/script", dirname(library));
     pthread_mutex_lock(&lock);
-    if (!stat(path, &status) && memcmp(&status.st_mtim, &state.read_at, sizeof state.read_at)) {
-        int initialized = state.initialized;
-        Xid given[MOST];
-        int given_count = state.xid_count;
-        memcpy(given, state.xids, sizeof given);
-        memset(&state, 0, sizeof state);
-        state.initialized = initialized;
-        state.read_at = status.st_mtim;
+    if (!script) script = calloc(1, sizeof *script);
+    if (!stat(path, &now) && (now.st_ino != read_of.st_ino || memcmp(&now.st_mtim, &read_of.st_mtim, sizeof now.st_mtim))) {
+        Script *fresh = calloc(1, sizeof *fresh);
         FILE *file = fopen(path, "r");
-        while (file && fgets(line, sizeof line, file)) parse(line);
+        while (file && fgets(line, sizeof line, file)) parse(fresh, line);
         if (file) fclose(file);
-        for (int i = 0; i < state.xid_count && i < given_count; i++) state.xids[i].given = given[i].given;
+        for (int i = 0; i < fresh->xid_count && i < script->xid_count; i++) {
+            Xid *xid = &fresh->xids[i], *before = &script->xids[i];
+            xid->given = before->given && xid->gpu == before->gpu && xid->mig == before->mig && xid->code == before->code;
+        }
+        read_of = now;
+        script = fresh;
     }
     pthread_mutex_unlock(&lock);
 }
 
 static Rule *rule_for(char kind, const Device *device, const char *call) {
-    for (int i = state.rule_count - 1; i >= 0; i--) {  /* the last one counts */
-        Rule *rule = &state.rules[i];
+    for (int i = script->rule_count - 1; i >= 0; i--) {
+        Rule *rule = &script->rules[i];
         int fits = rule->gpu == ANY || (device && rule->gpu == device->gpu && (rule->mig == WHOLE || rule->mig == device->mig));
-        if (kind == 's' && rule->gpu != ANY && device && rule->mig != device->mig) fits = 0;
+        if (kind == 's' && rule->gpu != ANY && device && rule->mig != device->mig) fits = 0; /* a GPU's figure is not its instances' */
         if (rule->kind == kind && fits && (!strcmp(rule->call, call) || (rule->call[0] == '*' && device))) return rule;
     }
     return 0;
@@ -125,7 +131,7 @@ static int enter(const Device *device, const char *call) {
         while (nanosleep(&pause, &pause));
     }
     if (fault) return (int)fault->integer;
-    return state.initialized || !strcmp(call, "Init") ? SUCCESS : UNINITIALIZED;
+    return initialized || !strcmp(call, "Init") ? SUCCESS : UNINITIALIZED;
 }
 
 static unsigned long long integer(const Device *device, const char *call) {
@@ -133,10 +139,10 @@ static unsigned long long integer(const Device *device, const char *call) {
     return rule ? rule->integer : 0;
 }
 
-static Device *find(int gpu, int mig, int place) {
-    for (int i = 0, seen = 0; i < state.device_count; i++) {
-        Device *device = &state.devices[i];
-        if (gpu == ANY ? device->mig == WHOLE && seen++ == place : device->gpu == gpu && device->mig == mig) return device;
+static Device *find(int gpu, int mig) {
+    for (int i = 0; i < script->device_count; i++) {
+        Device *device = &script->devices[i];
+        if (device->gpu == gpu && device->mig == mig) return device;
     }
     return 0;
 }
@@ -145,25 +151,23 @@ static Device *find(int gpu, int mig, int place) {
 #define NUMBER(function, type, call) \
     int function(Device *device, type *value) { ENTER(device, call); *value = (type)integer(device, call); return SUCCESS; }
 
-int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(0, "Init"); state.initialized = 1; return SUCCESS; }
-int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
-int nvmlShutdown(void) { state.initialized = 0; return SUCCESS; }
+int nvmlInitWithFlags(unsigned flags) { (void)flags; ENTER(0, "Init"); initialized = 1; return SUCCESS; }
 const char *nvmlErrorString(int code) { static char text[32]; snprintf(text, sizeof text, "error %d", code); return text; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
     ENTER(0, "DriverVersion");
-    snprintf(text, size, "%s", state.driver);
+    snprintf(text, size, "%s", script->driver);
     return SUCCESS;
 }
 int nvmlDeviceGetCount_v2(unsigned *count) {
     ENTER(0, "Count");
     *count = 0;
-    for (int i = 0; i < state.device_count; i++) *count += state.devices[i].mig == WHOLE;
+    for (int i = 0; i < script->device_count; i++) *count += script->devices[i].mig == WHOLE;
     return SUCCESS;
 }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **handle) {
     read_script();
-    *handle = find(ANY, WHOLE, (int)index);
+    *handle = find((int)index, WHOLE);
     ENTER(*handle, "HandleByIndex");
     return *handle ? SUCCESS : INVALID;
 }
@@ -174,15 +178,10 @@ int nvmlDeviceGetUUID(Device *device, char *text, unsigned size) {
 }
 int nvmlDeviceGetName(Device *device, char *text, unsigned size) {
     ENTER(device, "Name");
-    snprintf(text, size, "%s", device->mig == WHOLE ? device->name : find(device->gpu, WHOLE, 0)->name);
+    snprintf(text, size, "%s%s", find(device->gpu, WHOLE)->name, device->mig == WHOLE ? "" : " MIG");
     return SUCCESS;
 }
-int nvmlDeviceGetMinorNumber(Device *device, unsigned *minor) { ENTER(device, "MinorNumber"); *minor = device->minor; return SUCCESS; }
-int nvmlDeviceGetIndex(Device *device, unsigned *index) {
-    ENTER(device, "Index");
-    *index = device->mig == WHOLE ? device->gpu : device->mig;
-    return SUCCESS;
-}
+int nvmlDeviceGetMinorNumber(Device *device, unsigned *minor) { ENTER(device, "MinorNumber"); *minor = (unsigned)device->minor; return SUCCESS; }
 
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char text[32]; } PciInfo;
 int nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *info) {
@@ -195,18 +194,18 @@ int nvmlDeviceGetPciInfo_v3(Device *device, PciInfo *info) {
 int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
     ENTER(device, "MigMode");
     *current = *pending = 0;
-    for (int i = 0; i < state.device_count; i++)
-        if (state.devices[i].gpu == device->gpu && state.devices[i].mig != WHOLE) *current = *pending = 1;
+    for (int i = 0; i < script->device_count; i++)
+        if (script->devices[i].gpu == device->gpu && script->devices[i].mig != WHOLE) *current = *pending = 1;
     return SUCCESS;
 }
 int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) { ENTER(device, "MaxMigDeviceCount"); *count = 7; return SUCCESS; }
 int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **handle) {
     ENTER(device, "MigDeviceHandleByIndex");
-    *handle = find(device->gpu, (int)index, 0);
+    *handle = find(device->gpu, (int)index);
     return *handle ? SUCCESS : NOT_FOUND;
 }
-int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) { ENTER(device, "GpuInstanceId"); *id = device->gi; return SUCCESS; }
-int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) { ENTER(device, "ComputeInstanceId"); *id = device->ci; return SUCCESS; }
+int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) { ENTER(device, "GpuInstanceId"); *id = (unsigned)device->gi; return SUCCESS; }
+int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) { ENTER(device, "ComputeInstanceId"); *id = (unsigned)device->ci; return SUCCESS; }
 
 typedef struct { unsigned gpu, memory; } Utilization;
 int nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates) {
@@ -215,17 +214,8 @@ int nvmlDeviceGetUtilizationRates(Device *device, Utilization *rates) {
     rates->memory = (unsigned)integer(device, "UtilizationMemory");
     return SUCCESS;
 }
-typedef struct { unsigned long long total, free, used; } Memory;
-int nvmlDeviceGetMemoryInfo(Device *device, Memory *memory) {
-    ENTER(device, "MemoryInfo");
-    memory->total = integer(device, "MemoryTotal");
-    memory->used = integer(device, "MemoryUsed");
-    memory->free = memory->total - memory->used;
-    return SUCCESS;
-}
 NUMBER(nvmlDeviceGetPowerUsage, unsigned, "PowerUsage")
 NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, "TotalEnergyConsumption")
-NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "ClocksEventReasons")
 NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "ClocksEventReasons")
 
 int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *value) {
@@ -233,10 +223,6 @@ int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *value) {
     ENTER(device, "Temperature");
     *value = (unsigned)integer(device, "Temperature");
     return SUCCESS;
-}
-typedef struct { unsigned version; int sensor; int value; } Temperature;
-int nvmlDeviceGetTemperatureV(Device *device, Temperature *temperature) {
-    return nvmlDeviceGetTemperature(device, temperature->sensor, (unsigned *)&temperature->value);
 }
 int nvmlDeviceGetClockInfo(Device *device, int type, unsigned *value) {
     const char *call = type == 1 ? "ClockSM" : type == 2 ? "ClockMemory" : "Clock";
@@ -271,40 +257,61 @@ int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
     return SUCCESS;
 }
 
-typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } ProcessInfo;
-int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, ProcessInfo *infos) {
-    ENTER(device, "ComputeRunningProcesses");
-    unsigned found = 0, room = infos ? *count : 0;
-    for (int i = 0; i < state.process_count; i++) {
-        Process *process = &state.processes[i];
-        if (process->gpu != device->gpu || process->mig != device->mig) continue;
-        if (found < room) infos[found] = (ProcessInfo){process->pid, process->bytes, ~0u, ~0u};
-        found++;
-    }
-    *count = found;
-    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
-}
-
+typedef struct { Device *device; unsigned long long type, data; unsigned gi, ci; } EventData;
 int nvmlEventSetCreate(EventSet **set) { ENTER(0, "EventSetCreate"); *set = calloc(1, sizeof **set); return SUCCESS; }
-int nvmlEventSetFree(EventSet *set) { free(set); return SUCCESS; }
 int nvmlDeviceRegisterEvents(Device *device, unsigned long long types, EventSet *set) {
     (void)types;
     ENTER(device, "RegisterEvents");
     set->devices[set->count++] = device;
     return SUCCESS;
 }
-typedef struct { Device *device; unsigned long long type, data; unsigned gi, ci; } EventData;
 int nvmlEventSetWait_v2(EventSet *set, EventData *data, unsigned milliseconds) {
     (void)milliseconds;
     ENTER(0, "EventSetWait");
-    for (int i = 0; i < state.xid_count; i++)
-        for (int j = 0; j < set->count; j++)
-            if (!state.xids[i].given && set->devices[j]->gpu == state.xids[i].gpu) {
-                state.xids[i].given = 1;
-                *data = (EventData){set->devices[j], 8, state.xids[i].code, ~0u, ~0u};
-                return SUCCESS;
-            }
+    for (int i = 0; i < script->xid_count; i++)
+        for (int j = 0; j < set->count; j++) {
+            Xid *xid = &script->xids[i];
+            if (xid->given || set->devices[j]->gpu != xid->gpu) continue;
+            Device *mig = xid->mig == WHOLE ? 0 : find(xid->gpu, xid->mig);
+            xid->given = 1;
+            *data = (EventData){set->devices[j], 8, xid->code, mig ? (unsigned)mig->gi : ~0u, mig ? (unsigned)mig->ci : ~0u};
+            return SUCCESS;
+        }
     return TIMEOUT;
+}
+
+#ifndef OLD_DRIVER
+NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "ClocksEventReasons")
+
+typedef struct { unsigned version, sensor; int value; } Temperature;
+int nvmlDeviceGetTemperatureV(Device *device, Temperature *temperature) {
+    ENTER(device, "Temperature");
+    temperature->value = (int)integer(device, "Temperature");
+    return SUCCESS;
+}
+
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory;
+int nvmlDeviceGetMemoryInfo_v2(Device *device, Memory *memory) {
+    ENTER(device, "MemoryInfo");
+    memory->total = integer(device, "MemoryTotal");
+    memory->reserved = 0;
+    memory->used = integer(device, "MemoryUsed");
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gi, ci; } ProcessInfo;
+int nvmlDeviceGetComputeRunningProcesses_v3(Device *device, unsigned *count, ProcessInfo *infos) {
+    ENTER(device, "ComputeRunningProcesses");
+    unsigned found = 0, room = infos ? *count : 0;
+    for (int i = 0; i < script->process_count; i++) {
+        Process *process = &script->processes[i];
+        if (process->gpu != device->gpu || process->mig != device->mig) continue;
+        if (found < room) infos[found] = (ProcessInfo){process->pid, process->bytes, ~0u, ~0u};
+        found++;
+    }
+    *count = found;
+    return found > room ? INSUFFICIENT_SIZE : SUCCESS;
 }
 
 typedef struct { unsigned version, supported; } GpmSupport;
@@ -316,14 +323,13 @@ int nvmlGpmQueryDeviceSupport(Device *device, GpmSupport *support) {
     return SUCCESS;
 }
 int nvmlGpmSampleAlloc(GpmSample **sample) { ENTER(0, "GpmSampleAlloc"); *sample = calloc(1, sizeof **sample); return SUCCESS; }
-int nvmlGpmSampleFree(GpmSample *sample) { free(sample); return SUCCESS; }
-int nvmlGpmSampleGet(Device *device, GpmSample *sample) { ENTER(device, "GpmSampleGet"); *sample = (GpmSample){device, WHOLE}; return SUCCESS; }
+int nvmlGpmSampleGet(Device *device, GpmSample *sample) { ENTER(device, "GpmSampleGet"); sample->device = device; return SUCCESS; }
 int nvmlGpmMigSampleGet(Device *device, unsigned instance, GpmSample *sample) {
     ENTER(device, "GpmSampleGet");
-    for (int i = 0; i < state.device_count; i++) {
-        Device *mig = &state.devices[i];
+    for (int i = 0; i < script->device_count; i++) {
+        Device *mig = &script->devices[i];
         if (mig->gpu == device->gpu && mig->mig != WHOLE && mig->gi == (int)instance) {
-            *sample = (GpmSample){mig, mig->mig};
+            sample->device = mig;
             return SUCCESS;
         }
     }
@@ -332,6 +338,7 @@ int nvmlGpmMigSampleGet(Device *device, unsigned instance, GpmSample *sample) {
 int nvmlGpmMetricsGet(GpmMetrics *metrics) {
     Device *device = metrics->second->device;
     ENTER(device, "GpmMetricsGet");
+    if (metrics->first->device != device) return INVALID;
     for (unsigned i = 0; i < metrics->count; i++) {
         char call[32];
         snprintf(call, sizeof call, "Gpm%u", metrics->metrics[i].metric);
@@ -341,3 +348,4 @@ int nvmlGpmMetricsGet(GpmMetrics *metrics) {
     }
     return SUCCESS;
 }
+#endif
