@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from trimtab_slurm import directories, faults, journal, profile
+from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.directories import job_directory
 from trimtab_slurm.journal import Journal
 from trimtab_slurm.profile import DeviceProfile, Event, Header, NodeProfile, Profile
@@ -268,15 +269,22 @@ def stamp(seconds: float) -> str:
 
 
 def main() -> None:
-    """The collector's process, as hooks start it: CONFIG JOURNAL..."""
+    """The collector's process: CONFIG JOURNAL... as hooks start it, --held CONFIG JOURNAL as a sampler does at its end.
+
+    A journal that is held is this process's KEPT_DESCRIPTOR, and locked: nobody else can come between.
+    """
     faults.report_uncaught("collect")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.umask(0o022)
-    config, *journals = map(Path, sys.argv[1:])
+    held = sys.argv[1] == "--held"
+    config, *journals = map(Path, sys.argv[2 if held else 1 :])
     settings, doubt = load_or_default(config)
     if doubt:
         faults.warn(f"collect: {doubt}")
-    _collect_all(journals, Path(settings.profile_root))
+    if held:
+        collect_locked(KEPT_DESCRIPTOR, journals[0], Path(settings.profile_root))
+    else:
+        _collect_all(journals, Path(settings.profile_root))
 
 
 if __name__ == "__main__":
