@@ -162,6 +162,6 @@ def compiled_nvml(compile_nvml):
 
 
 @pytest.fixture
-def nvml_stub(compiled_nvml, open_path):
+def nvml_stub(compiled_nvml, tmp_path_factory):
     """A stub of NVML, for `nvml_library` in a node.toml: without GPUs until `script` gives it some."""
-    return NvmlStub(open_path, compiled_nvml)
+    return NvmlStub(tmp_path_factory.mktemp("nvml"), compiled_nvml)
