@@ -99,9 +99,10 @@ class Writer:
         """Append (device number, monotonic time, process id, bytes): what processes hold from now on."""
         self._write(b"".join(_record(PROCESS, _PROCESS.pack(*change)) for change in changes))
 
-    def event(self, kind: str, text: str) -> None:
-        """Append something that happened just now."""
-        self._append(EVENT, _json({"monotonic": time.monotonic(), "kind": kind, "text": text}))
+    def event(self, kind: str, text: str, monotonic: float | None = None) -> None:
+        """Append something that happened just now, or at a moment of the monotonic clock."""
+        happened = time.monotonic() if monotonic is None else monotonic
+        self._append(EVENT, _json({"monotonic": happened, "kind": kind, "text": text}))
 
     def end(self) -> None:
         """Append that the sampler came to its end."""

@@ -1,85 +1,207 @@
-"""The sampler: one process for each attempt and node, which reads its devices every period until the epilog says stop.
+"""The sampler: one process for each attempt and node, which has its devices read every period until told to stop.
 
 From the prolog it inherits its journal, locked, as its one open descriptor, and SIGTERM blocked: a job may end before
-Python has started. When sampling is over, the same process turns the journal into the node's part.
+Python has started. Drivers are asked by threads (`reader`); what has come in within a round's limit is written at
+once, and what comes later with the time at which it was measured. When sampling is over, a fresh process turns the
+journal into the node's part: a call that hangs in this one can hold up neither that nor its own end.
 """
 
 import math
 import os
+import queue
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from trimtab_slurm import faults, journal
 from trimtab_slurm.detach import KEPT_DESCRIPTOR
-from trimtab_slurm.devices import Device, DeviceError, Discovery, discover
+from trimtab_slurm.devices import Discovery, discover
+from trimtab_slurm.reader import Answer, Outcome, Reader, Sample, ask_drivers, ask_source
 from trimtab_slurm.settings import load_or_default
 
 NICENESS = 10
-STATE_CHECK_SECONDS = 1.0
-"""How often it is seen whether the attempt's state is still there."""
-
-T = TypeVar("T")
-Samples = list[tuple[int, float, Sequence[float]]]
+LIMIT_SECONDS = 0.5
+"""How long the first round and the last wait for what was asked: a last sample that came much later would be of the
+node's next job. The rounds between wait no longer than half a period either, so that the rhythm is kept."""
+SILENT_SECONDS = 5.0
+"""After which it is said that a source does not answer: a call of a driver takes milliseconds, seldom a second."""
+CHECK_SECONDS = 1.0
+"""How often it is seen whether the attempt's state is still there, and whether a late answer has come."""
+MOST_EVENTS = 1000
+"""How many events wait for a journal that cannot be written to; then the oldest go."""
+DRIVERS = "the drivers"
 
 
 class Sampler:
-    """Samples the devices of one attempt into its journal."""
+    """Has the devices of one attempt read, and writes what they answer into its journal. Nothing of it raises."""
 
-    def __init__(self, writer: journal.Writer, discovery: Discovery) -> None:
+    def __init__(self, writer: journal.Writer, discover: Callable[[], Discovery]) -> None:
+        """`discover` asks the drivers for the sources. It may hang."""
         self._writer = writer
-        self._sources = discovery.sources
+        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._readers = [Reader(DRIVERS, partial(ask_drivers, DRIVERS, discover), self._answers)]
         self._records: dict[str, tuple[int, journal.DeviceRecord]] = {}
+        self._processes: dict[int, dict[int, float]] = {}
+        """Device number -> process id -> bytes, as last written."""
         self._faults: dict[str, str] = {}
-        for note in discovery.notes:
-            writer.event("fault", note)
+        self._events: deque[tuple[str, str, float]] = deque(maxlen=MOST_EVENTS)
+        """Kind, text and monotonic time of those that are not written yet."""
+        self._trouble = ""
+        """Why the journal could not be written to the last time."""
 
-    def round(self) -> None:
-        """One sample of each device that there is. What fails becomes an event, once, and costs only its own sample.
+    def round(self, limit_seconds: float) -> None:
+        """Ask everyone who has answered, and write what is answered within the limit."""
+        for reader in self._readers:
+            if reader.asked is None:
+                reader.ask()
+        self._write(self._take(limit_seconds))
 
-        Raises OSError when the journal cannot be written to; the samples of this round are then lost.
-        """
-        samples: Samples = []
-        for source in self._sources:
-            for device in self._guarded(source.name, source.devices) or ():
-                reading = self._guarded(device.identity.uuid, device.sample)
-                if reading is not None:
-                    number, columns = self._introduce(device, dict(reading.absent))
-                    values = [reading.values.get(column, math.nan) for column in columns]
-                    samples.append((number, time.monotonic(), values))
-        if samples:
-            self._writer.samples(samples)
+    def take_late_answers(self) -> None:
+        """Between two rounds: write what has been answered meanwhile."""
+        self._write(self._take(0.0))
 
-    def _introduce(self, device: Device, absent: dict[str, str]) -> tuple[int, Sequence[str]]:
-        """Record a device at its first reading, and whenever it gives new reasons for what is absent."""
-        identity = device.identity
-        number, record = self._records.get(identity.uuid, (len(self._records), None))
-        if record is None:
-            record = journal.DeviceRecord(
-                identity.uuid, identity.kind, identity.model, identity.index, identity.driver, identity.columns, absent
-            )
-            self._writer.device(number, record)
-            self._records[identity.uuid] = number, record
-        elif not absent.keys() <= record.absent.keys():
-            record.absent |= absent
-            self._writer.device(number, record)
-        return number, record.columns
-
-    def _guarded(self, source: str, action: Callable[[], T]) -> T | None:
-        """What a driver's action gives; None when it fails, which is recorded when it begins."""
+    def end(self, reason: str) -> None:
+        """Write why this is the end, and who has not answered."""
+        for reader in self._readers:
+            if reader.asked is not None and not reader.silent:
+                seconds = time.monotonic() - reader.asked
+                self.note("fault", f"{reader.name}: did not answer in the {seconds:.1f} s before sampling ended")
+        self.note("sampler", f"stopped: {reason}")
+        self._write([])
         try:
-            result = action()
-        except Exception as error:  # noqa: BLE001  a library that fails must not end the samples of other devices
-            text = str(error) if isinstance(error, DeviceError) else f"{source}: {type(error).__name__}: {error}"
-            if self._faults.get(source) != text:
-                self._faults[source] = text
-                self._writer.event("fault", text)
-            return None
-        self._faults.pop(source, None)
-        return result
+            self._writer.end()
+        except OSError as error:
+            faults.warn(f"sampler: {error}")
+
+    def note(self, kind: str, text: str) -> None:
+        """Have an event of this moment written with what is written next."""
+        self._events.append((kind, text, time.monotonic()))
+
+    def _take(self, limit_seconds: float) -> list[Outcome]:
+        """What is answered, at the latest when the limit has passed. Who is known to be silent is not waited for."""
+        outcomes: list[Outcome] = []
+        deadline = time.monotonic() + limit_seconds
+        while True:
+            waiting = any(reader.asked is not None and not reader.silent for reader in self._readers)
+            left = max(0.0, deadline - time.monotonic()) if waiting else 0.0
+            try:
+                reader, answer = self._answers.get(block=left > 0, timeout=left or None)
+            except queue.Empty:
+                break
+            self._answered(reader)
+            for outcome in answer:
+                if outcome.discovery is not None:
+                    self._adopt(outcome.discovery)
+                    deadline = time.monotonic() + limit_seconds
+            outcomes += answer
+        for reader in self._readers:
+            self._look_after(reader)
+        return outcomes
+
+    def _answered(self, reader: Reader) -> None:
+        if reader.silent and reader.asked is not None:
+            self.note("fault", f"{reader.name}: answers again, after {time.monotonic() - reader.asked:.1f} s")
+        reader.asked, reader.silent = None, False
+        if reader.name == DRIVERS:
+            self._readers.remove(reader)
+
+    def _adopt(self, discovery: Discovery) -> None:
+        """Have the sources read from now on."""
+        for note in discovery.notes:
+            self.note("fault", note)
+        for source in discovery.sources:
+            reader = Reader(source.name, partial(ask_source, source), self._answers)
+            reader.ask()
+            self._readers.append(reader)
+
+    def _look_after(self, reader: Reader) -> None:
+        """Say once that a reader has been silent for too long."""
+        if reader.asked is not None and not reader.silent and time.monotonic() - reader.asked >= SILENT_SECONDS:
+            reader.silent = True
+            self.note("fault", f"{reader.name}: no answer for {SILENT_SECONDS:g} s; not measured until there is one")
+
+    def _write(self, outcomes: Sequence[Outcome]) -> None:
+        """Write all samples at once. Where the journal cannot be written to, they are lost, and events are kept."""
+        for outcome in outcomes:
+            self._notice(outcome)
+        samples = [outcome.sample for outcome in outcomes if outcome.sample is not None]
+        try:
+            while self._events:
+                self._writer.event(*self._events[0])
+                self._events.popleft()
+            if samples:
+                numbers = [self._introduce(sample) for sample in samples]
+                self._writer.samples(
+                    [(number, sample.monotonic, sample.values) for number, sample in zip(numbers, samples, strict=True)]
+                )
+                self._write_processes(dict(zip(numbers, samples, strict=True)))
+        except OSError as error:  # a full disk, say: it may be possible again later
+            if str(error) != self._trouble:
+                self._trouble = str(error)
+                faults.warn(f"sampler: {error}")
+                self.note("fault", f"journal: {error}; samples are lost until it can be written to")
+        else:
+            if self._trouble:
+                self._trouble = ""
+                self.note("fault", "journal: can be written to again")
+
+    def _notice(self, outcome: Outcome) -> None:
+        """Keep the events of an outcome; a fault is one when it begins."""
+        if outcome.sample is not None:
+            self._events += [(kind, text, outcome.sample.monotonic) for kind, text in outcome.sample.events]
+        if not outcome.fault:
+            self._faults.pop(outcome.name, None)
+        elif self._faults.get(outcome.name) != outcome.fault:
+            self._faults[outcome.name] = outcome.fault
+            self.note("fault", outcome.fault)
+
+    def _introduce(self, sample: Sample) -> int:
+        """Record a device at its first sample, and whenever it gives new reasons for what is absent; its number."""
+        identity = sample.identity
+        number, known = self._records.get(identity.uuid, (len(self._records), None))
+        if known is None:
+            record = journal.DeviceRecord(
+                identity.uuid,
+                identity.kind,
+                identity.model,
+                identity.index,
+                identity.driver,
+                identity.columns,
+                sample.absent,
+                identity.pci,
+                identity.parent_uuid,
+            )
+        elif sample.absent.keys() <= known.absent.keys():
+            return number
+        else:
+            record = replace(known, absent=known.absent | sample.absent)
+        self._writer.device(number, record)
+        self._records[identity.uuid] = number, record
+        return number
+
+    def _write_processes(self, samples: Mapping[int, Sample]) -> None:
+        """Write which processes are new, hold another amount of memory, or have gone."""
+        changes = []
+        held = {number: sample.processes for number, sample in samples.items() if sample.processes is not None}
+        for number, after in held.items():
+            before, monotonic = self._processes.get(number, {}), samples[number].monotonic
+            changes += [
+                (number, monotonic, pid, size)
+                for pid, size in (dict.fromkeys(before, 0.0) | after).items()
+                if pid not in before or not _same(before[pid], size)
+            ]
+        if changes:
+            self._writer.processes(changes)
+        self._processes |= held
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def next_deadline(deadline: float, period: float, now: float) -> float:
@@ -89,48 +211,61 @@ def next_deadline(deadline: float, period: float, now: float) -> float:
 
 def sample_until_stopped(sampler: Sampler, period: float, state: Path) -> str:
     """Sample at once, every period, and once more when told to stop. Returns what told."""
-    deadline, reason, trouble = time.monotonic(), "", ""
-    while True:
-        try:
-            sampler.round()
-            trouble = ""
-        except OSError as error:  # a full disk, say: it may be possible again later
-            if str(error) != trouble:
-                trouble = str(error)
-                faults.warn(f"sampler: {trouble}")
-        if reason:
-            return reason
+    deadline, reason = time.monotonic(), ""
+    sampler.round(LIMIT_SECONDS)
+    while not reason:
         deadline = next_deadline(deadline, period, time.monotonic())
-        reason = _wait(deadline, state)
+        reason = _wait(deadline, state, sampler)
+        sampler.round(LIMIT_SECONDS if reason else min(LIMIT_SECONDS, period / 2))
+    return reason
 
 
-def _wait(deadline: float, state: Path) -> str:
+def _wait(deadline: float, state: Path, sampler: Sampler) -> str:
     """Sleep until the deadline, or less when told to stop; returns what told, or nothing."""
-    while (left := deadline - time.monotonic()) > 0:
-        if signal.sigtimedwait({signal.SIGTERM}, min(left, STATE_CHECK_SECONDS)):
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        if signal.sigtimedwait({signal.SIGTERM}, min(left, CHECK_SECONDS)):
             return "SIGTERM"
         if not state.is_dir():
             return f"{state} has vanished"
-    return ""
+        if left <= CHECK_SECONDS:
+            return ""
+        sampler.take_late_answers()
 
 
 def main() -> None:
-    """The sampler's process, as the prolog starts it: JOURNAL STATE CONFIG."""
-    faults.report_uncaught("sampler")
-    path, state, config = map(Path, sys.argv[1:])
+    """The sampler's process, as the prolog starts it: JOURNAL STATE CONFIG. Does not return."""
+    try:
+        _run(*map(Path, sys.argv[1:]))
+    except Exception as error:  # noqa: BLE001  the boundary; what was written is collected by the epilog
+        faults.warn(f"sampler: {faults.describe(error)}")
+    os._exit(0)  # a usual end would wait for what a driver's library does at its own
+
+
+def _run(path: Path, state: Path, config: Path) -> None:
     os.umask(0o022)
     os.nice(NICENESS)
     recorded = journal.read(KEPT_DESCRIPTOR)
-    writer = journal.Writer(KEPT_DESCRIPTOR)
-    writer.event("sampler", f"started, one sample in {recorded.period_seconds:g} s")
-    reason = sample_until_stopped(Sampler(writer, discover(recorded.attempt)), recorded.period_seconds, state)
-    writer.event("sampler", f"stopped: {reason}")
-    writer.end()
-
-    from trimtab_slurm import collect  # late: numpy and h5py are not to lie in memory while the job runs
-
     settings, _ = load_or_default(config)
-    collect.collect_locked(KEPT_DESCRIPTOR, path, Path(settings.profile_root))
+    writer = journal.Writer(KEPT_DESCRIPTOR)
+    sampler = Sampler(writer, partial(discover, recorded.attempt, settings.nvml_library))
+    sampler.note("sampler", f"started, one sample in {recorded.period_seconds:g} s")
+    sampler.end(sample_until_stopped(sampler, recorded.period_seconds, state))
+    _hand_over(path, config)
+
+
+def _hand_over(path: Path, config: Path) -> None:
+    """Start the collector, which inherits the journal and its lock, and let go of them."""
+    # Spawned, not forked: the kernel copies no memory, whose map a call that hangs may hold locked. Drivers' libraries
+    # may have left descriptors open to be inherited: a device is busy as long as somebody has it open.
+    others = [int(entry.name) for entry in Path("/proc/self/fd").iterdir() if int(entry.name) > KEPT_DESCRIPTOR]
+    os.posix_spawn(
+        sys.executable,
+        [sys.executable, "-I", "-m", "trimtab_slurm.collect", "--held", str(config), str(path)],
+        os.environ,
+        file_actions=[(os.POSIX_SPAWN_CLOSE, descriptor) for descriptor in others],
+    )
+    os.close(KEPT_DESCRIPTOR)  # a thread that hangs keeps this process, and what it has open, for as long
 
 
 if __name__ == "__main__":

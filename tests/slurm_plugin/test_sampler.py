@@ -10,7 +10,7 @@ import pytest
 
 from trimtab_slurm import journal
 from trimtab_slurm.devices import DeviceError, Discovery, Identity, Reading
-from trimtab_slurm.sampler import Sampler, next_deadline, sample_until_stopped
+from trimtab_slurm.sampler import LIMIT_SECONDS, Sampler, next_deadline, sample_until_stopped
 
 
 class FakeDevice:
@@ -56,8 +56,8 @@ def faults(writer):
 
 def test_a_round_samples_every_device_of_every_driver(writer):
     first, second = FakeDevice("a", Reading({"power_watts": 1.0})), FakeDevice("b", Reading({"fan_ratio": 0.5}))
-    sampler = Sampler(writer, Discovery((FakeSource(first), FakeSource(second)), ("2 GPUs held",)))
-    sampler.round()
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(first), FakeSource(second)), ("2 GPUs held",)))
+    sampler.round(LIMIT_SECONDS)
     assert str(rows(writer)) == str({"a": [(1.0, math.nan)], "b": [(math.nan, 0.5)]})
     assert faults(writer) == ["2 GPUs held"]
 
@@ -65,10 +65,10 @@ def test_a_round_samples_every_device_of_every_driver(writer):
 def test_devices_may_come_and_go(writer):
     first, second = FakeDevice("a", Reading({})), FakeDevice("b", Reading({}))
     driver = FakeSource(first)
-    sampler = Sampler(writer, Discovery((driver,), ()))
+    sampler = Sampler(writer, lambda: Discovery((driver,), ()))
     for present in ([first], [first, second], [second], [first]):
         driver.present = present
-        sampler.round()
+        sampler.round(LIMIT_SECONDS)
     assert {uuid: len(found) for uuid, found in rows(writer).items()} == {"a": 3, "b": 2}
 
 
@@ -77,20 +77,20 @@ def test_a_fault_is_said_when_it_begins_and_costs_its_own_sample_alone(writer):
         "a", Reading({}), DeviceError("a: GPU is lost"), DeviceError("a: GPU is lost"), Reading({}), KeyError("x")
     )
     driver = FakeSource(lost, FakeDevice("b", Reading({})))
-    sampler = Sampler(writer, Discovery((driver,), ()))
+    sampler = Sampler(writer, lambda: Discovery((driver,), ()))
     for _ in range(5):
-        sampler.round()
+        sampler.round(LIMIT_SECONDS)
     assert {uuid: len(found) for uuid, found in rows(writer).items()} == {"a": 2, "b": 5}
     driver.present = RuntimeError("library went away")
-    sampler.round()
+    sampler.round(LIMIT_SECONDS)
     assert faults(writer) == ["a: GPU is lost", "a: KeyError: 'x'", "FakeSource: RuntimeError: library went away"]
 
 
 def test_reasons_for_what_is_absent_are_kept(writer):
     device = FakeDevice("a", Reading({}, {"fan_ratio": "no fan"}), Reading({}, {"power_watts": "not permitted"}))
-    sampler = Sampler(writer, Discovery((FakeSource(device),), ()))
-    sampler.round()
-    sampler.round()
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(device),), ()))
+    sampler.round(LIMIT_SECONDS)
+    sampler.round(LIMIT_SECONDS)
     (found,) = journal.read(writer.descriptor).devices
     assert found.absent == {"fan_ratio": "no fan", "power_watts": "not permitted"}
     assert len(found.rows) == 2
@@ -114,7 +114,7 @@ def stoppable():
 
 def test_sampling_takes_a_first_and_a_last_sample_whatever_the_period(writer, tmp_path, stoppable):
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)  # it came before Python had started
-    sampler = Sampler(writer, Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
     assert sample_until_stopped(sampler, 3600.0, tmp_path) == "SIGTERM"
     assert len(rows(writer)["a"]) == 2
 
@@ -123,15 +123,15 @@ def test_sampling_keeps_its_period_until_its_state_vanishes(writer, tmp_path, st
     state = tmp_path / "7"
     state.mkdir()
     threading.Timer(0.55, state.rmdir).start()
-    sampler = Sampler(writer, Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
     assert sample_until_stopped(sampler, 0.1, state) == f"{state} has vanished"
     (found,) = journal.read(writer.descriptor).devices
     assert 5 <= len(found.times) <= 9  # 0.55 s, a sample in 0.1 s, and the last one; a busy machine may lose some
 
 
 def test_a_disk_that_is_full_for_a_time_loses_that_time_alone(writer, tmp_path, stoppable, monkeypatch):
-    sampler = Sampler(writer, Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
-    sampler.round()
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(FakeDevice("a", Reading({}))),), ()))
+    sampler.round(LIMIT_SECONDS)
     whole_write, left = os.write, [2]
 
     def full_at_first(descriptor, content):
