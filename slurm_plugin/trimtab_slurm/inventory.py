@@ -63,15 +63,14 @@ def _read(path: Path) -> str:
 def _device(where: str, value: Any) -> InventoryDevice:
     """A device from its JSON; keys that are missing or null are not known, others than ours do not matter."""
     if not isinstance(value, dict):
-        raise InventoryError(f"{where}: {json.dumps(value)[:80]} is no object; write one with uuid and index")
+        raise InventoryError(f"{where}: {json.dumps(value)[:80]} is no object; write one with a uuid at least")
     known: dict[str, Any] = {}
     for field in fields(InventoryDevice):
         given = value.get(field.name)
         if given is None:
             continue
-        kind = str if field.type is str else int
-        if isinstance(given, bool) or not isinstance(given, kind) or (kind is int and given < 0):
-            wanted = "a text" if kind is str else "a whole number, 0 or more"
+        kind, wanted = (str, "a text") if field.type is str else (int, "a whole number, 0 or more")
+        if isinstance(given, bool) or not isinstance(given, kind) or (isinstance(given, int) and given < 0):
             raise InventoryError(f"{where}: {field.name} = {json.dumps(given)[:80]}: must be {wanted}, or null")
         known[field.name] = given
     if not known.get("uuid"):

@@ -1,8 +1,8 @@
 """Which devices an attempt holds: what Slurm told the hook, against what the driver has. Pure; never a guess.
 
-A uuid names its device. An index is a place in slurmd's own list of GPUs, whose order is the driver's where slurmd
+A uuid names its device. A number is a place in slurmd's own list of GPUs, whose order is the driver's where slurmd
 asked the driver, and that of the device files where an admin wrote them down: it names a device only where all orders
-agree. Standard library only.
+agree. docs/devices.md says for admins what follows from that. Standard library only.
 """
 
 import re
@@ -10,7 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 VARIABLES = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
-"""By which slurmd tells its hooks which GPUs a job holds on the node."""
+"""By which slurmd tells its hooks which GPUs a job holds on the node. Numbers in the first are places in slurmd's
+list; in the others they may count the job's own GPUs, from 0."""
+
+_PLACES = VARIABLES[0]
+_NO_GPU = {"nodevfiles", "none", "(null)"}
+"""What stands for a job without GPUs."""
+_UUID = re.compile(r"\b(GPU|MIG)-[\w./-]+", re.ASCII | re.IGNORECASE)
+_NUMBERS = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
+_FIRST_RENDER_NODE = 128
+"""Linux numbers /dev/dri/renderD from here."""
+_PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-9a-f])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -18,10 +28,10 @@ class InventoryDevice:
     """A GPU of the node, or a MIG instance of one."""
 
     uuid: str
-    index: int
-    """The driver's own."""
+    index: int | None = None
+    """The driver's own; None: not known."""
     minor: int | None = None
-    """Of the device file; None where the driver does not say, and of a MIG instance."""
+    """Of the device file: 2 of /dev/nvidia2, 128 of /dev/dri/renderD128; None: not known, or a MIG instance."""
     pci: str = ""
     parent_uuid: str = ""
     """Of a MIG instance: its GPU. Empty: a whole GPU."""
@@ -36,40 +46,167 @@ class Resolution:
     status: str
     """resolved; unknown."""
     devices: tuple[str, ...]
-    """Uuids, in the inventory's order; empty where unknown, or where none is held."""
+    """Uuids as the inventory spells them, in the driver's order; empty where unknown, or where none is held."""
     reason: str
     """What it was concluded from, or why it could not be."""
 
 
-def held(variables: Mapping[str, str]) -> tuple[str, ...] | None:
-    """The ids of the GPUs that are held, each once, in Slurm's order and spelling.
+class _Unproved(Exception):
+    """Why it cannot be said."""
 
-    Empty where Slurm names no GPU at all; None where it names the variable, and nothing in it.
+
+def held(variables: Mapping[str, str]) -> tuple[str, ...] | None:
+    """The ids of the GPUs that are held, each once, in Slurm's order: uuids where it gives any, else numbers.
+
+    Empty where Slurm names no GPU of the job; None where it does not say which, or contradicts itself.
     """
-    present = [name for name in VARIABLES if name in variables]
-    filled = next((name for name in present if variables[name]), None)
-    if filled is None:
-        return None if present else ()
-    ids: dict[str, None] = {}
-    for item in filter(None, (item.strip() for item in variables[filled].split(","))):
-        if match := re.fullmatch(r"(\d{1,4})-(\d{1,4})", item, re.ASCII):
-            ids.update(dict.fromkeys(str(index) for index in range(int(match[1]), int(match[2]) + 1)))
-        else:
-            ids[item] = None
-    return tuple(ids)
+    try:
+        return _ids(variables)
+    except _Unproved:
+        return None
 
 
 def resolve(variables: Mapping[str, str], inventory: Sequence[InventoryDevice]) -> Resolution:
-    """The devices of an attempt. `variables`: of VARIABLES, those that the hook's environment has."""
-    ids = held(variables)
-    if ids is None:
-        return Resolution("unknown", (), "Slurm names GPUs of the job, and says not which")
-    if not ids:
-        return Resolution("resolved", (), "Slurm names no GPU of the job")
-    known = {device.uuid for device in inventory}
-    if known.issuperset(ids):
-        return Resolution("resolved", ids, "Slurm names them by uuid")
-    whole = [device.uuid for device in inventory if device.uuid not in {each.parent_uuid for each in inventory}]
-    if len(ids) == len(whole):
-        return Resolution("resolved", tuple(whole), "the job holds every GPU of the node")
-    return Resolution("unknown", (), f"{', '.join(ids)}: places in slurmd's list, whose order is not known")
+    """The devices of an attempt.
+
+    `variables`: the hook's, of which VARIABLES matter; `inventory`: all devices of the node, in any order.
+    """
+    try:
+        ids = _ids(variables)
+        if not ids:
+            return Resolution("resolved", (), "Slurm names no GPU of the job")
+        if not inventory:
+            raise _Unproved(f"the job holds {', '.join(ids)}, and the driver has no device")
+        if _UUID.fullmatch(ids[0]):
+            chosen, reason = _by_uuid(ids, inventory)
+        else:
+            chosen, reason = _by_number({int(each) for each in ids}, inventory, listed=_PLACES in variables)
+    except _Unproved as error:
+        return Resolution("unknown", (), str(error))
+    ordered = sorted(chosen, key=lambda device: (device.index is None, device.index or 0, device.uuid))
+    return Resolution("resolved", tuple(device.uuid for device in ordered), reason)
+
+
+def _ids(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """As `held`. Raises _Unproved."""
+    given = {name: variables[name].strip() for name in VARIABLES if name in variables}
+    named = [name for name, value in given.items() if _UUID.search(value)]
+    if not named:
+        # Of numbers, Slurm's own for the node count, if it gives any.
+        named = [name for name, value in given.items() if value and (name == _PLACES or _PLACES not in given)]
+        if given and not named:
+            raise _Unproved(f"{' and '.join(given)} set, and empty: Slurm does not say which GPUs the job holds")
+    lists = {name: _split(name, given[name]) for name in named}
+    for name, ids in lists.items():
+        if {*map(str.lower, ids)} != {*map(str.lower, lists[named[0]])}:
+            raise _Unproved(f"{named[0]}={given[named[0]]}, but {name}={given[name]}")
+    ids = lists[named[0]] if named else ()
+    if given.get(_PLACES) and len(_split(_PLACES, given[_PLACES])) != len(ids):
+        raise _Unproved(f"{_PLACES}={given[_PLACES]}, but {named[0]}={given[named[0]]}: not as many")
+    return ids
+
+
+def _split(name: str, value: str) -> tuple[str, ...]:
+    """The ids in a variable, each once; () where it says that there are none. Raises _Unproved."""
+    if value.lower() in _NO_GPU:
+        return ()
+    ids: dict[str, str] = {}
+    for item in (item.strip() for item in value.split(",")):
+        if _UUID.fullmatch(item):
+            ids.setdefault(item.lower(), item)
+        elif match := _NUMBERS.fullmatch(item):
+            first, last = int(match[1]), int(match[2] or match[1])
+            if last < first:
+                raise _Unproved(f"{name}={value[:200]}: {item} is no range")
+            ids.update((str(number), str(number)) for number in range(first, last + 1))
+        elif item:
+            raise _Unproved(f"{name}={value[:200]}: {item[:80]} is neither a number nor the uuid of a device")
+    kinds = {_UUID.fullmatch(each) is None for each in ids}
+    if len(kinds) != 1:
+        raise _Unproved(f"{name}={value[:200]}: " + ("numbers among uuids" if kinds else "no device in it"))
+    return tuple(ids.values())
+
+
+_Choice = tuple[set[InventoryDevice], str]
+"""The devices, and what they were concluded from."""
+
+
+def _by_uuid(ids: Sequence[str], inventory: Sequence[InventoryDevice]) -> _Choice:
+    names = {device.uuid.lower(): device for device in inventory}
+    for device in inventory:
+        if device.parent_uuid and device.gpu_instance is not None and device.compute_instance is not None:
+            # As drivers before 470 and Slurm with them name an instance.
+            old = f"MIG-{device.parent_uuid}/{device.gpu_instance}/{device.compute_instance}"
+            names[old.lower()] = device
+    missing = [each for each in ids if each.lower() not in names]
+    if missing:
+        raise _Unproved(f"{', '.join(missing)}: not a device that the driver has now")
+    return {names[each.lower()] for each in ids}, "Slurm names them by uuid"
+
+
+def _by_number(numbers: set[int], inventory: Sequence[InventoryDevice], *, listed: bool) -> _Choice:
+    """`listed`: the numbers are Slurm's for the node, and do not count the job's own GPUs."""
+    text = ",".join(map(str, sorted(numbers)))
+    parents = {device.parent_uuid for device in inventory}
+    devices = [device for device in inventory if device.uuid not in parents]
+    by_minor = {device.minor: device for device in devices if device.minor is not None}
+    whole = len(numbers) == len(devices)
+    if whole and (max(numbers) < len(devices) or numbers <= by_minor.keys()):
+        return set(devices), "the job holds every GPU of the node"
+    if not listed:
+        raise _Unproved(f"{text}: without {_PLACES}, numbers may count the job's own GPUs from 0")
+    if parents != {""}:
+        raise _Unproved(f"{text}: a place in slurmd's list is no MIG instance's name; a uuid is")
+    if max(numbers) < len(devices):
+        return _by_place(numbers, devices, text)
+    if numbers <= by_minor.keys():
+        return {by_minor[number] for number in numbers}, "Slurm names them by the numbers of their device files"
+    raise _Unproved(f"{text}: slurmd's list is longer than the driver's, which has {len(devices)}: a GPU is lost?")
+
+
+def _by_place(numbers: set[int], devices: Sequence[InventoryDevice], text: str) -> _Choice:
+    """By the order of slurmd's list, where all that it can be lead to the same devices."""
+    orders = _orders(devices)
+    readings = {name: [places.get(number) for number in sorted(numbers)] for name, places in orders.items()}
+    (first, chosen), *others = readings.items()
+    for other, reading in others:
+        if set(reading) != set(chosen):
+            raise _Unproved(
+                f"{text}: {_uuids(chosen)} in {first}, {_uuids(reading)} in {other}; slurmd's list can have either, "
+                "only uuids would tell"
+            )
+    if None in chosen:
+        raise _Unproved(f"{text}: {_uuids(chosen)} in {first}")
+    return {device for device in chosen if device}, "places in slurmd's list, whatever its order"
+
+
+def _orders(devices: Sequence[InventoryDevice]) -> dict[str, dict[int, InventoryDevice]]:
+    """The orders that slurmd's list can have: place -> device. Raises _Unproved where one is not known."""
+    by_index = {device.index: device for device in devices if device.index is not None}
+    by_minor = {device.minor: device for device in devices if device.minor is not None}
+    by_pci = {_pci(device): device for device in devices}
+    for what, known in (("index", by_index), ("minor number", by_minor)):
+        if len(known) < len(devices):
+            raise _Unproved(f"the driver does not say the {what} of each GPU, which slurmd's list can go by")
+    first_file = _FIRST_RENDER_NODE if min(by_minor) >= _FIRST_RENDER_NODE else 0
+    orders = {
+        "the driver's order": by_index,
+        "the order of device files": dict(enumerate(by_minor[minor] for minor in sorted(by_minor))),
+        # Slurmd may have made its list when the driver had a GPU that it has lost since.
+        "the order of device files, a missing one counted": {
+            minor - first_file: device for minor, device in by_minor.items()
+        },
+    }
+    if () not in by_pci and len(by_pci) == len(devices):
+        orders["the order on the PCI bus"] = dict(enumerate(by_pci[address] for address in sorted(by_pci)))
+    return orders
+
+
+def _pci(device: InventoryDevice) -> tuple[int, ...]:
+    """The address as numbers, in their order on the bus; () where it is not known."""
+    match = _PCI.fullmatch(device.pci)
+    return tuple(int(part or "0", 16) for part in match.groups()) if match else ()
+
+
+def _uuids(devices: Sequence[InventoryDevice | None]) -> str:
+    return ",".join(device.uuid if device else "a device that is gone" for device in devices)
