@@ -68,6 +68,66 @@ def recover(config: Path) -> None:
     sys.exit(1 if failed else 0)
 
 
+_prefix = click.option(
+    "--prefix",
+    default="/",
+    show_default=True,
+    type=click.Path(path_type=Path, resolve_path=True),
+    help="Where the node's part lives: hooks, configuration, state and profiles are all below it.",
+)
+_slurm_conf = click.option(
+    "--slurm-conf", type=click.Path(path_type=Path), help="Default: SLURM_CONF, or /etc/slurm/slurm.conf. Only read."
+)
+
+
+@main.command()
+@_prefix
+@_slurm_conf
+def install(prefix: Path, slurm_conf: Path | None) -> None:
+    """Put the hooks on this node, and say what is to be done for Slurm to run them.
+
+    Again, after an upgrade, it brings everything up to date; a node.toml that was changed is kept.
+    """
+    from trimtab_slurm import install as installation
+    from trimtab_slurm import registration, slurmconf
+    from trimtab_slurm.nodefiles import CONFIG, HOOKS, UNIT
+
+    try:
+        for line in installation.install(prefix, sys.executable):
+            click.echo(line)
+        found = slurmconf.find(slurm_conf)
+        conf = slurmconf.read(found) if found else None
+    except (installation.InstallError, slurmconf.SlurmConfError) as error:
+        _refuse(error)
+    at_home = prefix == Path("/")
+    click.echo(f"\nOn every node:\n\nsystemctl enable {UNIT.name if at_home else prefix / UNIT}")
+    click.echo(
+        f"trimtab doctor{'' if at_home else f' --config {prefix / CONFIG}'}\n\nThen, for Slurm to run the hooks:\n"
+    )
+    for line in registration.advice(conf, {which: prefix / hook for which, hook in HOOKS.items()}):
+        click.echo(line)
+
+
+@main.command()
+@_prefix
+@_slurm_conf
+def uninstall(prefix: Path, slurm_conf: Path | None) -> None:
+    """Remove what `install` wrote, and nothing else. Profiles, journals and what was changed since stay."""
+    from trimtab_slurm import install as installation
+    from trimtab_slurm import slurmconf
+
+    try:
+        found = slurmconf.find(slurm_conf)
+        for line in installation.uninstall(prefix, slurmconf.read(found) if found else None):
+            click.echo(line)
+    except (installation.InstallError, slurmconf.SlurmConfError) as error:
+        _refuse(error)
+
+
 def _refuse(error: Exception) -> NoReturn:
     click.echo(f"trimtab-node: {error}", err=True)
     sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
