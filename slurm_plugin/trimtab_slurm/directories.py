@@ -8,10 +8,17 @@ import errno
 import os
 import stat
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 """Flags that open a directory, and nothing else."""
+PARTS = "parts"
+"""Where the parts are, below a job's directory."""
+OWN_MODE = 0o700
+STAFF_MODE = 0o2750
+"""What is made below inherits the group: staff_group may read it."""
 
 
 def job_directory(profile_root: Path, cluster: str, job_id: int) -> Path:
@@ -35,11 +42,25 @@ def open_own_below(directory: int, name: str, mode: int) -> int:
     return _checked(name, os.open(name, DIRECTORY, dir_fd=directory))
 
 
-def make_job_directory(profile_root: Path, cluster: str, job_id: int, uid: int, gid: int) -> Path:
-    """The directory of a job, 0700, which belongs to its user, made where it is missing.
+def staff_gid(group: str) -> tuple[int | None, str]:
+    """The id of staff_group, None where there is none; and why, where one was named. May ask a directory server."""
+    import grp  # not in every hook
 
-    A directory of that name that belongs to someone else is an earlier job's, whose id has been used again: it is moved
-    aside. Raises OSError.
+    if not group:
+        return None, ""
+    try:
+        return grp.getgrnam(group).gr_gid, ""
+    except (KeyError, OSError):
+        return None, f"staff_group {group!r} is no group on this node: the profile can be read by its user alone"
+
+
+def make_job_directory(
+    profile_root: Path, cluster: str, job_id: int, uid: int, gid: int, staff: int | None = None
+) -> Path:
+    """The directory of a job with its PARTS, which belong to its user, made where it is missing.
+
+    0700; readable by the group `staff` where one is given. A directory of that name that belongs to someone else is an
+    earlier job's, whose id has been used again: it is moved aside. Raises OSError.
     """
     root = open_own(profile_root, 0o755)
     try:
@@ -47,33 +68,43 @@ def make_job_directory(profile_root: Path, cluster: str, job_id: int, uid: int, 
     finally:
         os.close(root)
     try:
-        _make_for_user(above, str(job_id), uid, gid)
+        _make_for_user(above, str(job_id), uid, gid, staff)
     finally:
         os.close(above)
     return job_directory(profile_root, cluster, job_id)
 
 
-def _make_for_user(above: int, name: str, uid: int, gid: int) -> None:
+def _make_for_user(above: int, name: str, uid: int, gid: int, staff: int | None) -> None:
     try:
         if os.stat(name, dir_fd=above, follow_symlinks=False).st_uid == uid:
             return
         os.rename(name, f"{name}.before-{time.time_ns()}", src_dir_fd=above, dst_dir_fd=above)
     except FileNotFoundError:
         pass
-    # Chowned before it has its name: another node must not take it for an earlier job's.
-    fresh = f".{name}-{os.uname().nodename}-{os.getpid()}"
-    os.mkdir(fresh, 0o700, dir_fd=above)
-    made = os.open(fresh, DIRECTORY, dir_fd=above)
-    try:
-        os.fchown(made, uid, gid)
-    finally:
-        os.close(made)
+    # Given away before it has its name: another node must not take it for an earlier job's, and what is made below it
+    # is made before its user can put anything there.
+    fresh = f".{name}-{os.uname().nodename}-{time.time_ns()}"
+    with _opened_new(above, fresh) as made, _opened_new(made, PARTS) as parts:
+        for descriptor in (parts, made):
+            os.fchown(descriptor, uid, gid if staff is None else staff)
+            os.fchmod(descriptor, OWN_MODE if staff is None else STAFF_MODE)
     try:
         os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)
     except OSError as error:
+        os.rmdir(f"{fresh}/{PARTS}", dir_fd=above)
         os.rmdir(fresh, dir_fd=above)
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise  # else another node was first, and its directory is in use already
+
+
+@contextmanager
+def _opened_new(above: int, name: str) -> Iterator[int]:
+    os.mkdir(name, OWN_MODE, dir_fd=above)
+    descriptor = os.open(name, DIRECTORY, dir_fd=above)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _make(path: str | Path, mode: int, directory: int | None) -> None:

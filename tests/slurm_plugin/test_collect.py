@@ -237,6 +237,7 @@ def test_in_a_users_directory_root_writes_as_that_user_and_follows_no_trap(open_
     root, target = open_path / "profiles", open_path / "target"
     target.mkdir()
     collect.directories.make_job_directory(root, "lab", 7, 1000, 1001)
+    (root / "lab/7/parts").rmdir()
     (root / "lab/7/parts").symlink_to(target)
     path, writer = journal.create(open_path / "journals", attempt, 0.5)
     os.close(writer.descriptor)
