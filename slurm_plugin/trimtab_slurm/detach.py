@@ -2,14 +2,13 @@
 
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 KEPT_DESCRIPTOR = 3
 """What a detached process keeps of its starter's descriptors, if anything."""
 
 
 def detach(action: Callable[[], None], keep: int | None = None) -> int:
-    """Run `action` in a process of its own session, which init adopts; returns its id.
+    """Run `action` in a process of its own session, which init adopts when this one ends; returns its id.
 
     It keeps one descriptor of this process's, as KEPT_DESCRIPTOR, and no other: slurmd waits until nobody holds its
     pipes, and kills the hook's session.
@@ -19,20 +18,15 @@ def detach(action: Callable[[], None], keep: int | None = None) -> int:
     if child == 0:
         try:
             os.setsid()
-            grandchild = os.fork()
-            if grandchild:
-                os.write(writer, str(grandchild).encode())
-            else:
-                _close_descriptors(keep)
-                os.chdir("/")
-                action()
+            os.chdir("/")
+            _close_descriptors(keep)  # the writer too: that it is let go of says that all this is done
+            action()
         finally:
             os._exit(0)  # never back into the code of the hook, which its own process runs
     os.close(writer)
-    answer = os.read(reader, 32)
+    os.read(reader, 1)
     os.close(reader)
-    os.waitpid(child, 0)
-    return int(answer)
+    return child
 
 
 def _close_descriptors(keep: int | None) -> None:
@@ -45,5 +39,5 @@ def _close_descriptors(keep: int | None) -> None:
         os.set_inheritable(KEPT_DESCRIPTOR, True)  # which dup2 leaves alone when it is that very one
         first += 1
     # Those that are open, not all up to the limit, which can be a thousand million.
-    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())
+    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
     os.closerange(first, highest + 1)

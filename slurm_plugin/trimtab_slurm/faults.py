@@ -1,14 +1,25 @@
 """Where the node's processes say what goes wrong: syslog. They have no terminal, and no file of their own."""
 
+import os
 import sys
-import syslog
+import time
+from contextlib import suppress
 from types import TracebackType
+
+SYSLOG = "/dev/log"
+_WARNING = 3 << 3 | 4  # LOG_DAEMON | LOG_WARNING
+_LONGEST_BYTES = 4096
 
 
 def warn(text: str) -> None:
-    """Say something that an admin should see."""
-    syslog.openlog("trimtab", syslog.LOG_PID, syslog.LOG_DAEMON)
-    syslog.syslog(syslog.LOG_WARNING, text.replace("\0", ""))
+    """Say something that an admin should see. Never waits, and never fails: syslog(3) would wait for a full queue."""
+    import socket  # late: there is hardly ever anything to say
+
+    line = "".join(char if char.isprintable() else "?" for char in text)
+    stamp = time.strftime("%b %e %H:%M:%S")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as log, suppress(OSError):
+        log.connect(SYSLOG)
+        log.send(f"<{_WARNING}>{stamp} trimtab[{os.getpid()}]: {line}".encode(errors="replace")[:_LONGEST_BYTES])
 
 
 def report_uncaught(name: str) -> None:

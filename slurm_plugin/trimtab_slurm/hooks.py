@@ -8,7 +8,6 @@ for the very daemon that waits for them. What takes time is done by processes th
 import json
 import os
 import select
-import shlex
 import signal
 import sys
 import time
@@ -27,6 +26,8 @@ DEADLINE_SECONDS = 1.4
 """After which the hook gives up by itself."""
 KILL_SECONDS = 1.7
 """After which its script kills it."""
+SAY_SECONDS = 0.2
+"""How long the script waits for logger, which waits where nobody reads the log."""
 DIRECTORY_SECONDS = 0.3
 """How long the job's profile directory is waited for: its file system may be another machine's, and hang."""
 RETRY_SECONDS = 600.0
@@ -36,14 +37,23 @@ SAMPLER_RECORD = "sampler.json"
 _SCRIPT = """\
 #!/bin/sh
 # trimtab's {which}. slurmd drains the node when it fails or hangs, so it does neither.
-set -- {python} -I -S -c {code}
-[ -x /usr/bin/timeout ] && set -- /usr/bin/timeout -s KILL {kill_seconds} "$@"
-"$@" </dev/null >/dev/null 2>&1
-code=$?
-if [ "$code" != 0 ] && [ -x /usr/bin/logger ]; then
-    /usr/bin/logger -t trimtab -p daemon.warning -- \\
-        "{which} of job $SLURM_JOB_ID: exit code $code from" {python} </dev/null >/dev/null 2>&1
-fi
+within() {{  # SECONDS COMMAND...
+    if [ -x /usr/bin/timeout ]; then /usr/bin/timeout -s KILL "$@"; else shift; "$@"; fi
+}}
+say() {{
+    set -- "{which} of job $SLURM_JOB_ID on $SLURMD_NODENAME: $1"
+    if [ -x /usr/bin/logger ]; then
+        within {say_seconds} /usr/bin/logger -t trimtab -p daemon.warning -- "$1"
+    else
+        echo "<28>trimtab: $1" >/dev/kmsg
+    fi
+}}
+{{
+    within {kill_seconds} {python} -I -S -c {code}
+    code=$?
+    [ "$code" = 0 ] || say "exit code $code from "{python}
+    [ -x /usr/bin/timeout ] || say "/usr/bin/timeout cannot be run: nothing would end a Python that hangs"
+}} </dev/null >/dev/null 2>&1
 exit 0
 """
 
@@ -53,40 +63,53 @@ def hook_script(which: str, python: str, config: Path) -> str:
 
     `which`: prolog or epilog; `python`: an absolute path of Python 3.11 or newer; `config`: the node.toml.
     """
+    import shlex  # not in every hook: each import adds to what jobs wait for
+
     package = Path(__file__).parent.parent
     code = (
-        f"import sys; sys.path.insert(0, {str(package)!r}); from trimtab_slurm.hooks import main; "
-        f"main({which!r}, {str(config)!r})"
+        # Garbage is not worth collecting in a process of milliseconds.
+        f"import gc, sys; gc.disable(); sys.path.insert(0, {str(package)!r}); "
+        f"from trimtab_slurm.hooks import main; main({which!r}, {str(config)!r})"
     )
-    return _SCRIPT.format(which=which, python=shlex.quote(python), code=shlex.quote(code), kill_seconds=KILL_SECONDS)
+    return _SCRIPT.format(
+        which=which,
+        python=shlex.quote(python),
+        code=shlex.quote(code),
+        kill_seconds=KILL_SECONDS,
+        say_seconds=SAY_SECONDS,
+    )
 
 
 def main(which: str, config: str) -> None:
-    """Run a hook in this process's environment. Never raises."""
+    """Run a hook in this process's environment, and end this process: exit code 0, whatever happens."""
+    who = f"{which} of job {os.environ.get('SLURM_JOB_ID')} on {os.environ.get('SLURMD_NODENAME')}"
     try:
         os.umask(0o022)
         signal.signal(signal.SIGALRM, _give_up)
         signal.setitimer(signal.ITIMER_REAL, DEADLINE_SECONDS)
         settings, doubt = load_or_default(Path(config))
         if doubt:
-            faults.warn(f"{which}: {doubt}")
+            faults.warn(f"{who}: {doubt}")
         run = {"prolog": _prolog, "epilog": _epilog}[which]
-        run(os.environ, _Node(Path(config), settings, doubt))
+        run(os.environ, _Node(who, Path(config), settings, doubt))
     except Exception as error:  # noqa: BLE001  the hook's boundary: slurmd drains the node if anything gets out
-        faults.warn(f"{which} of job {os.environ.get('SLURM_JOB_ID')}: {faults.describe(error)}")
+        faults.warn(f"{who}: {faults.describe(error)}")
+    os._exit(0)  # Python's own farewell takes as long as all that the hook does
 
 
 @dataclass(frozen=True)
 class _Node:
     """What the hook goes by."""
 
+    who: str
+    """Which hook, of which job, where: as syslog has it."""
     config: Path
     settings: NodeSettings
     doubt: str
     """Why the settings are the defaults; empty where they are the file's."""
 
-    def start(self, module: str, arguments: Sequence[str | Path], keep: int | None = None) -> int:
-        """Start sampler or collector as a process that slurmd does not know of; returns its id."""
+    def start(self, module: str, arguments: Sequence[str | Path], keep: journal.Writer | None = None) -> int:
+        """Start sampler or collector as a process that slurmd does not know of, which keeps a journal; its id."""
 
         def become() -> None:
             # It may be told to stop before Python has started: the signal waits until it is asked for.
@@ -96,14 +119,23 @@ class _Node:
             environment = {name: os.environ[name] for name in kept if name in os.environ}
             # One thread: more of numpy's would take memory for nothing.
             environment |= {"LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}
-            os.execve(python, [python, "-I", "-m", f"trimtab_slurm.{module}", *map(str, arguments)], environment)
+            try:
+                os.execve(python, [python, "-I", "-m", f"trimtab_slurm.{module}", *map(str, arguments)], environment)
+            except OSError as error:
+                self.fault(f"{module}: {python}: {error.strerror}", journal.Writer(KEPT_DESCRIPTOR) if keep else None)
 
-        return detach(become, keep)
+        return detach(become, keep.descriptor if keep else None)
 
     def collect(self, journals: Sequence[Path]) -> None:
         """Start a collector for journals whose samplers are gone."""
         if journals:
             self.start("collect", [self.config, *journals])
+
+    def fault(self, text: str, writer: journal.Writer | None) -> None:
+        """Say what went wrong in syslog, and in the attempt's events where there is a journal."""
+        faults.warn(f"{self.who}: {text}")
+        if writer:
+            writer.event("fault", text)
 
 
 class _OutOfTime(Exception):
@@ -128,17 +160,21 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
         if (earlier.restart_count, earlier.uid) == (attempt.restart_count, attempt.uid):
             _note(earlier.journal, "prolog", "ran again; the sampler of this attempt goes on")
             return
-        os.kill(earlier.pid, signal.SIGTERM)  # an earlier attempt's, whose epilog never ran
+        earlier.stop()  # an earlier attempt's, whose epilog never ran
     if earlier:
         earlier.remove(state)
     path, writer = journal.create(Path(settings.journal_directory), attempt, settings.sampler_period_seconds)
-    writer.event("prolog", f"job {attempt.job_id} of {attempt.user or attempt.uid} on {attempt.node}")
-    if node.doubt:
-        writer.event("fault", node.doubt)
-    pid = node.start("sampler", [path, state_path, node.config], writer.descriptor)
-    _SamplerRecord.of(pid, path, attempt).write(state)
-    if trouble := _prepare_directory(settings, attempt):
-        writer.event("fault", trouble)
+    try:
+        writer.event("prolog", f"job {attempt.job_id} of {attempt.user or attempt.uid} on {attempt.node}")
+        if node.doubt:
+            writer.event("fault", node.doubt)
+        pid = node.start("sampler", [path, state_path, node.config], writer)
+        _SamplerRecord.of(pid, path, attempt).write(state)
+        if trouble := _prepare_directory(settings, attempt):
+            node.fault(trouble, writer)
+    except (OSError, _OutOfTime) as error:
+        writer.event("fault", f"prolog: {error}")
+        raise
     os.close(writer.descriptor)
     old = time.time() - RETRY_SECONDS
     node.collect([orphan for orphan in journal.orphans(path.parent) if orphan.stat().st_mtime < old])
@@ -155,12 +191,13 @@ def _epilog(environment: Mapping[str, str], node: _Node) -> None:
     if sampler:
         if node.doubt:
             _note(sampler.journal, "fault", node.doubt)
+        if not sampler.alive:
+            _note(sampler.journal, "fault", gone := f"the sampler, process {sampler.pid}, has died")
+            faults.warn(f"{node.who}: {gone}")
         _note(sampler.journal, "epilog", f"job exit code {environment.get('SLURM_JOB_EXIT_CODE2', 'not known')}")
         sampler.remove(state)
     os.rmdir(str(job_id), dir_fd=above)
-    if sampler and sampler.alive:
-        os.kill(sampler.pid, signal.SIGTERM)
-    else:  # it has died, or the prolog did not come to its end
+    if not (sampler and sampler.stop()):  # it has died, or the prolog did not come to its end
         node.collect(journal.orphans(Path(node.settings.journal_directory), job_id, name))
 
 
@@ -204,6 +241,19 @@ class _SamplerRecord:
     @staticmethod
     def remove(state: int) -> None:
         os.unlink(SAMPLER_RECORD, dir_fd=state)
+
+    def stop(self) -> bool:
+        """Tell this very process to take its last sample; False where it is gone."""
+        try:
+            process = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        # Looked at after it was opened: what is open now is what is told, whoever may get its id.
+        alive = self.alive
+        if alive:
+            signal.pidfd_send_signal(process, signal.SIGTERM)
+        os.close(process)
+        return alive
 
     @property
     def alive(self) -> bool:
