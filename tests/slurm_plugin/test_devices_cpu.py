@@ -141,12 +141,24 @@ def test_another_users_process_is_no_task_whatever_its_environment_says(mine):
         users.wait()
 
 
-def test_gpus_that_no_driver_measures_are_named(mine):
-    assert discover(mine).notes == ("GPU driver not found: 2 GPUs held (0, 1), not measured",)
-    assert discover(replace(mine, gpu_variables={"CUDA_VISIBLE_DEVICES": "GPU-1"})).notes == (
-        "GPU driver not found: 1 GPU held (GPU-1), not measured",
-    )
-    assert discover(replace(mine, gpu_variables={})).notes == ()
+def test_gpus_that_no_driver_measures_are_named(mine, monkeypatch):
+    monkeypatch.setitem(sys.modules, "amdsmi", None)  # as where it is not installed
+    library = "/nowhere/libnvidia-ml.so.1"
+    why = f'NVML: nvml_library = "{library}" in node.toml cannot be loaded'
+    (note,) = discover(mine, library).notes
+    assert note.startswith(f"GPU driver not found: 2 GPUs held (0, 1), not measured: {why}")
+    (note,) = discover(replace(mine, gpu_variables={"CUDA_VISIBLE_DEVICES": "GPU-1"}), library).notes
+    assert note.startswith(f"GPU driver not found: 1 GPU held (GPU-1), not measured: {why}")
+    (note,) = discover(replace(mine, gpu_variables={"SLURM_JOB_GPUS": ""}), library).notes
+    assert note.startswith("GPUs not known, not measured: SLURM_JOB_GPUS")
+
+
+def test_a_job_without_gpus_asks_no_driver(mine, monkeypatch):
+    for driver in ("pynvml", "amdsmi"):
+        monkeypatch.setitem(sys.modules, driver, None)  # importing it raises
+    found = discover(replace(mine, gpu_variables={}))
+    assert [source.name for source in found.sources] == ["the job's processes"]
+    assert found.notes == ()
 
 
 def _until(condition, seconds=10.0):

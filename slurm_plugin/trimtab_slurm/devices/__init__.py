@@ -5,16 +5,20 @@ the devices of one after another: a driver that hangs holds up its own source al
 attempt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from trimtab_slurm.attempt import Attempt
-from trimtab_slurm.resolve import held
+from trimtab_slurm.resolve import InventoryDevice, held, resolve
 
 
 class DeviceError(RuntimeError):
     """A device that could not be read this time: says which, and why."""
+
+
+class DriverNotFound(DeviceError):
+    """This node has no GPU of that driver's, as far as can be seen."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,27 @@ class Source(Protocol):
         ...
 
 
+class Driver(Protocol):
+    """A library that knows GPUs. Used by one thread; its sources may be read by others meanwhile."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def inventory(self) -> Sequence[InventoryDevice]:
+        """All GPUs of the node, and the instances that they are split into."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """GPUs that the driver knows to be there and can say nothing of, and why."""
+        ...
+
+    def sources(self, uuids: Collection[str]) -> Sequence[Source]:
+        """What reads these devices of the inventory."""
+        ...
+
+
 @dataclass(frozen=True)
 class Discovery:
     """What measures an attempt on this node."""
@@ -87,12 +112,48 @@ class Discovery:
 def discover(attempt: Attempt, nvml_library: str = "") -> Discovery:
     """The sources for an attempt: the GPUs that it holds; its tasks' processes where no GPU can be measured.
 
-    Asks drivers, which can hang. `nvml_library`: path of libnvidia-ml.so.1; empty: where the system finds it.
+    Asks drivers, which can hang; of a job without GPUs, none. `nvml_library`: path of libnvidia-ml.so.1; empty: where
+    the system finds it.
     """
     from trimtab_slurm.devices.cpu import CpuSource  # each driver is imported where it is chosen
 
     notes: tuple[str, ...] = ()
-    if ids := held(attempt.gpu_variables):
-        count = f"{len(ids)} GPU{'s' if len(ids) > 1 else ''}"
-        notes = (f"GPU driver not found: {count} held ({', '.join(ids)}), not measured",)
+    ids = held(attempt.gpu_variables)
+    if ids is None:
+        notes = (f"GPUs not known, not measured: {resolve(attempt.gpu_variables, ()).reason}",)
+    elif ids:
+        gpus = _gpus(attempt, ids, nvml_library)
+        if gpus.sources:
+            return gpus
+        notes = gpus.notes
     return Discovery((CpuSource(attempt),), notes)
+
+
+def _gpus(attempt: Attempt, ids: Sequence[str], nvml_library: str) -> Discovery:
+    """What measures the GPUs that are held; without sources where none can be."""
+    what = f"{len(ids)} GPU{'s' if len(ids) > 1 else ''} held ({', '.join(ids)}), not measured"
+    try:
+        driver = _open_driver(nvml_library)
+    except DriverNotFound as error:
+        return Discovery((), (f"GPU driver not found: {what}: {error}",))
+    except DeviceError as error:
+        return Discovery((), (f"GPU driver does not work: {what}: {error}",))
+    resolution = resolve(attempt.gpu_variables, driver.inventory)
+    if resolution.status != "resolved":
+        return Discovery((), (f"GPUs not known: {what}: {resolution.reason}", *driver.notes))
+    return Discovery(tuple(driver.sources(resolution.devices)), tuple(driver.notes))
+
+
+def _open_driver(nvml_library: str) -> Driver:
+    """The first driver that has GPUs. Raises DriverNotFound where none has, DeviceError where one does not work."""
+    from trimtab_slurm.devices import amd, nvml
+
+    faults = []
+    for open_driver in (lambda: nvml.open_driver(nvml_library), amd.open_driver):
+        try:
+            return open_driver()
+        except DeviceError as error:
+            faults.append(error)
+    broken = [error for error in faults if not isinstance(error, DriverNotFound)]
+    kind = DeviceError if broken else DriverNotFound
+    raise kind("; ".join(map(str, broken or faults)))
