@@ -106,7 +106,7 @@ def read_manifest(prefix: Path) -> Manifest | None:
     """What is installed below a prefix; None where nothing is. Raises InstallError."""
     path = prefix / MANIFEST
     try:
-        if found := trust.open_to_others(path):
+        if found := trust.opening(path):
             raise InstallError(f"{path} says what to remove, and another user could have written it: {found}")
         manifest = Manifest(**json.loads(path.read_bytes()))
     except FileNotFoundError:
@@ -124,7 +124,7 @@ def _check_prefix(prefix: Path) -> None:
         raise InstallError(f"--prefix {prefix}: slurm.conf takes an absolute path of letters, digits and ._+-/ here")
     for path in _targets(prefix):
         existing = next(place for place in path.parents if place.exists())
-        if found := trust.open_to_others(existing):
+        if found := trust.opening(existing):
             raise InstallError(f"{path} would be where another user can write: {found}; choose another --prefix")
         if not os.access(existing, os.W_OK):
             raise InstallError(
@@ -154,11 +154,11 @@ def _check_python(python: str) -> None:
             "trimtab with a Python that needs none, such as the system's"
         )
     libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    for found in (trust.open_below(package), *map(trust.open_to_others, (Path(python), *libraries))):
+    for found in (trust.opening_below(package), *map(trust.opening, (Path(python), *libraries))):
         if found:
             raise InstallError(
-                f"the hooks would run as root what another user can change: {found}; chown it to root and chmod go-w, "
-                "or install trimtab elsewhere"
+                f"the hooks would run as root what another user can change: {found}; {found.mend}, or install trimtab "
+                "elsewhere"
             )
 
 
@@ -236,7 +236,7 @@ def _remove_directory(path: Path) -> Iterator[str]:
 
 def _end_samplers(state_directory: Path) -> Iterator[str]:
     """End the samplers that no epilog will tell to stop any more, and wait for their profiles; clear their state."""
-    if not state_directory.exists() or trust.open_to_others(state_directory):
+    if not state_directory.exists() or trust.opening(state_directory):
         return
     found = running.samplers(state_directory)
     for sampler in found:

@@ -36,21 +36,21 @@ def runs(conf: SlurmConf, which: str, hook: Path) -> str:
     return ""
 
 
-def draining(conf: SlurmConf, which: str) -> list[str]:
-    """Why slurmd would drain this node at the next job, whatever the hooks do; empty where it would not."""
-    found = []
+def scripts(conf: SlurmConf, which: str) -> list[Path]:
+    """Every file that slurmd runs on this node for a hook's key."""
+    return [path for value in conf.all(which) for path in _matches(conf, value)]
+
+
+def draining(conf: SlurmConf, which: str) -> Iterator[tuple[str, str]]:
+    """Why slurmd would drain this node at the next job, whatever the hooks do, and how to mend it."""
     for value in conf.all(which):
         if not (paths := _matches(conf, value)):
-            found.append(f"{which}={value}: there is no such file on this node")
+            yield f"{which}={value}: there is no such file", f"put it there, or take the line out of {conf.path}"
         for path in paths:
-            try:
-                mode = path.stat().st_mode
-            except OSError as error:
-                found.append(f"{which}={value}: {path}: {error.strerror}")
-            else:
-                if not mode & 0o111:
-                    found.append(f"{which}={value}: {path} has no run bit")
-    return found
+            if not path.exists():
+                yield f"{which}={value}: {path} is a link that leads nowhere", f"rm {path}"
+            elif path.is_dir() or not path.stat().st_mode & 0o111:
+                yield f"{which}={value}: {path} cannot be executed", f"chmod 755 {path}, or move it elsewhere"
 
 
 def steps(conf: SlurmConf | None, which: str, hook: Path) -> list[str]:

@@ -2,17 +2,36 @@
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 MOST_LINKS = 40
 """As many as Linux follows."""
 
 
-def open_to_others(path: Path) -> str:
-    """Which component of a path another user than root and this process's could replace; empty where none.
+@dataclass(frozen=True)
+class Opening:
+    """A file, directory or link that a user can change who should not."""
+
+    path: Path
+    uid: int
+    mode: int
+
+    def __str__(self) -> str:
+        return f"{self.path} (owner {self.uid}, mode {self.mode:04o})"
+
+    @property
+    def mend(self) -> str:
+        """The command that closes it."""
+        return f"chown -h root:root {shlex.quote(str(self.path))} && chmod go-w {shlex.quote(str(self.path))}"
+
+
+def opening(path: Path) -> Opening | None:
+    """The first component of a path that another user than root and this process's could replace; None where none.
 
     Links are followed, and count themselves. Sticky directories such as /tmp let nobody replace what is another's.
     Raises OSError where the path cannot be followed.
@@ -21,16 +40,16 @@ def open_to_others(path: Path) -> str:
         status = step.lstat()
         closed = stat.S_ISLNK(status.st_mode) or (stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX)
         if status.st_uid not in (0, os.geteuid()) or (status.st_mode & 0o022 and not closed):
-            return f"{step} (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o})"
-    return ""
+            return Opening(step, status.st_uid, stat.S_IMODE(status.st_mode))
+    return None
 
 
-def open_below(directory: Path) -> str:
-    """As `open_to_others`, of a directory and everything in it."""
-    found = open_to_others(directory)
+def opening_below(directory: Path) -> Opening | None:
+    """As `opening`, of a directory and everything in it."""
+    found = opening(directory)
     for path in sorted(directory.rglob("*")):
         with suppress(FileNotFoundError):  # Python replaces what it has compiled at any time
-            found = found or open_to_others(path)
+            found = found or opening(path)
     return found
 
 
