@@ -1,0 +1,142 @@
+"""What a real slurmd says to its prolog about GPUs, against what is recorded in data/resolve.
+
+Run by itself, as root and with slurm_plugin and wrapper on the path, it records the Slurm that is installed:
+python3 tests/slurm_plugin/test_hook_environments.py > tests/slurm_plugin/data/resolve/environments-24.11.json
+"""
+
+import json
+import re
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from trimtab import sandbox as boxes
+from trimtab.sandbox import config, machine
+from trimtab.sandbox.config import Places
+from trimtab_slurm.resolve import VARIABLES
+
+RECORDED = Path(__file__).parent / "data" / "resolve"
+# What the driver of a node would tell slurmd to name its GPUs by. MIG instances by their uuid, and as older drivers do.
+UUIDS = {
+    "n3": [f"GPU-5fd4f087-86f3-7a43-b711-4771313afc5{number}" for number in range(4)],
+    "n4": [
+        "MIG-1c6a3f5e-9d2b-5e4f-8a7c-0b1d2e3f4a50",
+        "MIG-1c6a3f5e-9d2b-5e4f-8a7c-0b1d2e3f4a51",
+        "MIG-GPU-5fd4f087-86f3-7a43-b711-4771313afc51/1/0",
+        "MIG-GPU-5fd4f087-86f3-7a43-b711-4771313afc51/2/0",
+    ],
+}
+JOBS = {
+    "one": ("n1", 1),
+    "two-others": ("n1", 2),
+    "no-gpu": ("n1", 0),
+    "whole-node": ("n2", 4),
+    "uuids": ("n3", 2),
+    "two-other-uuids": ("n3", 2),
+    "mig": ("n4", 2),
+    "mig-of-older-driver": ("n4", 2),
+    "render-nodes": ("n5", 2),
+}
+"""Environment -> node and GPUs of its job. They start in this order, and hold their GPUs until all have started."""
+
+
+@pytest.mark.slurm
+def test_a_prolog_sees_what_is_recorded(slurm_installed, box_directory):
+    stored = RECORDED / f"environments-{slurm_version()}.json"
+    if not stored.exists():
+        pytest.skip(f"nothing is recorded of Slurm {slurm_version()}; the head of this file says how to")
+    expected, seen = json.loads(stored.read_text())["environments"], record(box_directory)
+    assert {case: sorted(variables) for case, variables in seen.items()} == {
+        case: sorted(variables) for case, variables in expected.items()
+    }
+    for case, variables in seen.items():
+        assert {name: variables[name] for name in VARIABLES if name in variables} == {
+            name: expected[case][name] for name in VARIABLES if name in expected[case]
+        }, case
+
+
+def slurm_version():
+    """Of the Slurm that is installed: 24.11."""
+    said = subprocess.run([machine.find_binary("slurmd"), "-V"], capture_output=True, text=True, check=True).stdout
+    return re.search(r"\d+\.\d+", said)[0]
+
+
+def record(directory):
+    """The environment of the prolog of each of JOBS, in a sandbox of its own. None of them tells who recorded it."""
+    with mock.patch.object(config, "gres_conf", write_gres_conf):
+        box, _ = boxes.up(directory, boxes.Spec(nodes=5, gpus=4, cpus=8))
+    prolog = Places(directory).hook("prolog")
+    # The shell's own environment adds to what slurmd gave it; the kernel's view does not.
+    prolog.write_text(f"#!/bin/sh\n/bin/cat /proc/$$/environ > {directory}/$SLURM_JOB_ID.environ\n")
+    submitted = {case: submit(box, *job) for case, job in JOBS.items()}
+    try:
+        return {case: read(directory, job_id) for case, job_id in submitted.items()}
+    finally:
+        boxes.down(directory)
+
+
+def submit(box, node, gpus):
+    wanted = [f"--gres=gpu:{gpus}"] if gpus else []
+    return subprocess.run(
+        [
+            "sbatch",
+            "--parsable",
+            "--uid=nobody",
+            "--gid=nogroup",
+            "--chdir=/",
+            "--output=/dev/null",
+            f"--nodelist={node}",
+            *wanted,
+        ],
+        input="#!/bin/sh\nexec sleep 300\n",
+        env=box.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def read(directory, job_id):
+    """A job's prolog's environment, once it ran."""
+    path = directory / f"{job_id}.environ"
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_bytes().endswith(b"\0")):
+        assert time.monotonic() < deadline, f"no prolog of job {job_id} within 60 s"
+        time.sleep(0.05)
+    text = path.read_text().replace(str(directory), "/etc/slurm")
+    return dict(variable.split("=", 1) for variable in sorted(text.split("\0")) if variable)
+
+
+def write_gres_conf(spec, places):
+    """gres.conf for nodes whose GPUs are files, but n3's and n4's, which slurmd takes for a driver's, with uuids.
+
+    Slurm's own tests let slurmd find GPUs that do not exist by such a fake_gpus.conf.
+    """
+    names = {node: [f"{node}-nvidia{number}" for number in range(4)] for node in spec.node_names}
+    names["n5"] = [f"renderD{128 + number}" for number in range(4)]
+    found = []
+    for node, files in names.items():
+        for number, name in enumerate(files):
+            machine.make_device(places.directory / name, number)
+            if node in UUIDS:
+                links = ",".join("-1" if other == number else "0" for other in range(4))
+                found.append(f"sim|8|0-7|{links}|{places.directory / name}|{UUIDS[node][number]}|nvidia_gpu_env")
+    (places.directory / "fake_gpus.conf").write_text("\n".join(found) + "\n")
+    lines = []
+    for node, files in names.items():
+        paths = ",".join(str(places.directory / name) for name in files)
+        lines.append(f"NodeName={node} Name=gpu Type={spec.gpu_type} File={paths}\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory(prefix="trimtab-") as name:
+        Path(name).chmod(0o755)
+        environments = record(Path(name))
+    lines = [f"  {json.dumps(case)}: {json.dumps(variables)}" for case, variables in environments.items()]
+    print(f'{{"source": "recorded from prologs of Slurm {slurm_version()}",\n "environments": {{')
+    print(",\n".join(lines), "}}", sep="\n")
