@@ -1,8 +1,13 @@
 """What the tests of the node side share: an attempt, a journal, the parts of profiles."""
 
+import contextlib
+import select
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +17,7 @@ from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.profile import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
 
 START_SECONDS = 1_780_000_000.0
+SYSLOG = "/dev/log"
 
 
 @pytest.fixture
@@ -165,3 +171,73 @@ def compiled_nvml(compile_nvml):
 def nvml_stub(compiled_nvml, tmp_path_factory):
     """A stub of NVML, for `nvml_library` in a node.toml: without GPUs until `script` gives it some."""
     return NvmlStub(tmp_path_factory.mktemp("nvml"), compiled_nvml)
+
+
+class Syslog:
+    """What is said in syslog from the moment on when a test asks for it; `lines`: None where a daemon has it."""
+
+    def __init__(self, lines, unread):
+        self._lines = lines
+        self._begin = len(lines or ())
+        self._unread = unread
+
+    def said(self, *words, seconds=10.0):
+        """Assert that one line holds all these words. A test's last assertion: it skips where a daemon has syslog."""
+        if self._lines is None:
+            pytest.skip("all but syslog was checked: a daemon listens at /dev/log, which only one can")
+        deadline = time.monotonic() + seconds
+        while not any(all(word in line for word in ("trimtab", *words)) for line in self._lines[self._begin :]):
+            assert time.monotonic() < deadline, (words, self._lines[self._begin :])
+            time.sleep(0.05)
+
+    @contextlib.contextmanager
+    def unread(self):
+        """Nobody reads the log, and its queue is full."""
+        if self._lines is None:
+            pytest.skip("a daemon listens at /dev/log, which only one can")
+        self._unread.set()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as full:
+            full.connect(SYSLOG)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    full.send(b"<31>filler")
+        yield
+        self._unread.clear()
+
+
+@pytest.fixture(scope="session")
+def _syslog():
+    """Everything that this machine's processes say in syslog, as it comes in, and an event that it is to be left."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(SYSLOG)
+        except ConnectionRefusedError:
+            Path(SYSLOG).unlink()  # of a session that was killed
+        except OSError:
+            pass
+        else:
+            yield None, None
+            return
+    lines, unread, over = [], threading.Event(), threading.Event()
+
+    def listen():
+        while not over.is_set():
+            if unread.is_set():
+                over.wait(0.05)
+            elif select.select([log], [], [], 0.05)[0]:
+                lines.append(log.recv(1 << 16).decode(errors="replace"))
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(SYSLOG)
+        listener = threading.Thread(target=listen)
+        listener.start()
+        yield lines, unread
+        Path(SYSLOG).unlink()
+        over.set()
+        listener.join()
+
+
+@pytest.fixture
+def syslog(_syslog):
+    """Syslog as this test finds it."""
+    return Syslog(*_syslog)
