@@ -1,6 +1,6 @@
 """AMD GPUs, by amdsmi, the Python library of AMD's ROCm, which is optional.
 
-Written against its documentation (ROCm 6.2 to 7.0), and never run on hardware: docs/drivers.md says what that means.
+Written against amdsmi 7.0.2, and never run on hardware: docs/drivers.md says what that means.
 """
 
 import math
