@@ -42,8 +42,7 @@ def resolve(environment_file: Path, inventory_file: Path, as_json: bool) -> None
         click.echo(uuid)
 
 
-@main.command()
-@click.option(
+_config = click.option(
     "--config",
     default=DEFAULT_CONFIG,
     show_default=True,
@@ -51,13 +50,42 @@ def resolve(environment_file: Path, inventory_file: Path, as_json: bool) -> None
     show_envvar=True,
     type=click.Path(path_type=Path),
 )
+
+
+@main.command()
+@_config
+@click.option("--json", "as_json", is_flag=True, help="Print what `resolve --inventory` reads.")
+def inventory(config: Path, as_json: bool) -> None:
+    """List the devices that this node's driver has. It is asked here and now, and can hang."""
+    from trimtab_slurm.devices import DeviceError, open_driver
+    from trimtab_slurm.inventory import to_json
+    from trimtab_slurm.settings import load_or_default
+
+    settings, doubt = load_or_default(config)
+    try:
+        driver = open_driver(settings.nvml_library)
+    except DeviceError as error:
+        _refuse(error)
+    for note in filter(None, (doubt, *driver.notes)):
+        click.echo(f"trimtab-node: {note}", err=True)
+    if as_json:
+        click.echo(to_json(driver.inventory))
+        return
+    for device in driver.inventory:
+        what = f"instance {device.index} of {device.parent_uuid}" if device.parent_uuid else f"GPU {device.index}"
+        minor = "" if device.minor is None else f", minor number {device.minor}"
+        click.echo(f"{device.uuid}  {what}, {device.pci}{minor}")
+
+
+@main.command()
+@_config
 def recover(config: Path) -> None:
     """Make profiles of what samplers have left behind that are gone: after a crash, or a reboot."""
     from trimtab_slurm import collect, journal
-    from trimtab_slurm.settings import SettingsError, load
+    from trimtab_slurm.settings import SettingsError, load_trusted
 
     try:
-        settings = load(config)
+        settings = load_trusted(config)
         found = journal.orphans(Path(settings.journal_directory))
         failed = collect.recover(settings)
     except (SettingsError, OSError) as error:

@@ -150,23 +150,25 @@ def _by_number(numbers: set[int], inventory: Sequence[InventoryDevice], *, liste
     parents = {device.parent_uuid for device in inventory}
     devices = [device for device in inventory if device.uuid not in parents]
     by_minor = {device.minor: device for device in devices if device.minor is not None}
-    whole = len(numbers) == len(devices)
+    gpus = [device for device in inventory if not device.parent_uuid]
+    # Of a GPU that is lost, drivers can say nothing, and leave its index out.
+    counted = max([len(gpus), *(gpu.index + 1 for gpu in gpus if gpu.index is not None)])
+    whole = len(numbers) == len(devices) and counted == len(gpus)
     if whole and (max(numbers) < len(devices) or numbers <= by_minor.keys()):
         return set(devices), "the job holds every GPU of the node"
     if not listed:
         raise _Unproved(f"{text}: without {_PLACES}, numbers may count the job's own GPUs from 0")
     if parents != {""}:
         raise _Unproved(f"{text}: a place in slurmd's list is no MIG instance's name; a uuid is")
-    if max(numbers) < len(devices):
-        return _by_place(numbers, devices, text)
+    if max(numbers) < counted:
+        return _by_place(numbers, _orders(devices, counted), text)
     if numbers <= by_minor.keys():
         return {by_minor[number] for number in numbers}, "Slurm names them by the numbers of their device files"
-    raise _Unproved(f"{text}: slurmd's list is longer than the driver's, which has {len(devices)}: a GPU is lost?")
+    raise _Unproved(f"{text}: slurmd's list is longer than the driver's, which has {len(devices)}; a GPU may be lost")
 
 
-def _by_place(numbers: set[int], devices: Sequence[InventoryDevice], text: str) -> _Choice:
+def _by_place(numbers: set[int], orders: Mapping[str, Mapping[int, InventoryDevice]], text: str) -> _Choice:
     """By the order of slurmd's list, where all that it can be lead to the same devices."""
-    orders = _orders(devices)
     readings = {name: [places.get(number) for number in sorted(numbers)] for name, places in orders.items()}
     (first, chosen), *others = readings.items()
     for other, reading in others:
@@ -180,8 +182,11 @@ def _by_place(numbers: set[int], devices: Sequence[InventoryDevice], text: str) 
     return {device for device in chosen if device}, "places in slurmd's list, whatever its order"
 
 
-def _orders(devices: Sequence[InventoryDevice]) -> dict[str, dict[int, InventoryDevice]]:
-    """The orders that slurmd's list can have: place -> device. Raises _Unproved where one is not known."""
+def _orders(devices: Sequence[InventoryDevice], counted: int) -> dict[str, dict[int, InventoryDevice]]:
+    """The orders that slurmd's list can have: place -> device. Raises _Unproved where one is not known.
+
+    `counted`: GPUs by the driver's count, of which `devices` may lack some.
+    """
     by_index = {device.index: device for device in devices if device.index is not None}
     by_minor = {device.minor: device for device in devices if device.minor is not None}
     by_pci = {_pci(device): device for device in devices}
@@ -191,14 +196,13 @@ def _orders(devices: Sequence[InventoryDevice]) -> dict[str, dict[int, Inventory
     first_file = _FIRST_RENDER_NODE if min(by_minor) >= _FIRST_RENDER_NODE else 0
     orders = {
         "the driver's order": by_index,
-        "the order of device files": dict(enumerate(by_minor[minor] for minor in sorted(by_minor))),
-        # Slurmd may have made its list when the driver had a GPU that it has lost since.
-        "the order of device files, a missing one counted": {
-            minor - first_file: device for minor, device in by_minor.items()
-        },
+        # A number that no device has may be that of a GPU which was there when slurmd made its list.
+        "the numbers of device files": {minor - first_file: device for minor, device in by_minor.items()},
     }
-    if () not in by_pci and len(by_pci) == len(devices):
-        orders["the order on the PCI bus"] = dict(enumerate(by_pci[address] for address in sorted(by_pci)))
+    if counted == len(devices):
+        orders["the order of device files"] = dict(enumerate(by_minor[minor] for minor in sorted(by_minor)))
+        if () not in by_pci and len(by_pci) == len(devices):
+            orders["the order on the PCI bus"] = dict(enumerate(by_pci[address] for address in sorted(by_pci)))
     return orders
 
 

@@ -78,11 +78,8 @@ def load(path: Path) -> NodeSettings:
         raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def load_or_default(path: Path) -> tuple[NodeSettings, str]:
-    """For a privileged process, which goes on in any case: the settings, or the defaults and why they were taken.
-
-    Only a file that no other user can have written is believed.
-    """
+def load_trusted(path: Path) -> NodeSettings:
+    """As `load`, for a privileged process: only a file that no other user can have written is believed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
@@ -92,8 +89,16 @@ def load_or_default(path: Path) -> tuple[NodeSettings, str]:
                     f"{path} could have been written by another user (owner {status.st_uid}, mode "
                     f"{stat.S_IMODE(status.st_mode):04o}); chown it to root, and chmod go-w"
                 )
-            return _parse(path, file.read()), ""
-    except (OSError, SettingsError) as error:
+            return _parse(path, file.read())
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def load_or_default(path: Path) -> tuple[NodeSettings, str]:
+    """As `load_trusted`, for a process that goes on in any case: the settings, or the defaults and why they apply."""
+    try:
+        return load_trusted(path), ""
+    except SettingsError as error:
         return NodeSettings(), f"the defaults apply: {error}"
 
 

@@ -89,7 +89,8 @@ def test_a_gpu_and_its_instance_are_different_devices():
 
 @st.composite
 def inventories(draw):
-    """GPUs as a driver has them: any minor numbers, from any first one on, addresses in any order, or not known."""
+    """GPUs as a driver has them: any minor numbers, from any first one on, addresses in any order, or not known; some
+    split into instances, some lost."""
     count = draw(st.integers(0, 8))
     first = draw(st.sampled_from([0, 1, 128]))
     minors = draw(st.permutations([first + number for number in range(count + 2)]))[:count]
@@ -105,7 +106,8 @@ def inventories(draw):
         for parent in whole[:split]
         for number in range(draw(st.integers(1, 3)))
     ]
-    return [*whole, *instances]
+    lost = draw(st.sets(st.integers(0, 8), max_size=2))
+    return [*(device for device in whole if device.index not in lost), *instances]
 
 
 @st.composite

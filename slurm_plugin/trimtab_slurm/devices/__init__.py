@@ -133,7 +133,7 @@ def _gpus(attempt: Attempt, ids: Sequence[str], nvml_library: str) -> Discovery:
     """What measures the GPUs that are held; without sources where none can be."""
     what = f"{len(ids)} GPU{'s' if len(ids) > 1 else ''} held ({', '.join(ids)}), not measured"
     try:
-        driver = _open_driver(nvml_library)
+        driver = open_driver(nvml_library)
     except DriverNotFound as error:
         return Discovery((), (f"GPU driver not found: {what}: {error}",))
     except DeviceError as error:
@@ -144,14 +144,14 @@ def _gpus(attempt: Attempt, ids: Sequence[str], nvml_library: str) -> Discovery:
     return Discovery(tuple(driver.sources(resolution.devices)), tuple(driver.notes))
 
 
-def _open_driver(nvml_library: str) -> Driver:
+def open_driver(nvml_library: str) -> Driver:
     """The first driver that has GPUs. Raises DriverNotFound where none has, DeviceError where one does not work."""
     from trimtab_slurm.devices import amd, nvml
 
     faults = []
-    for open_driver in (lambda: nvml.open_driver(nvml_library), amd.open_driver):
+    for open_one in (lambda: nvml.open_driver(nvml_library), amd.open_driver):
         try:
-            return open_driver()
+            return open_one()
         except DeviceError as error:
             faults.append(error)
     broken = [error for error in faults if not isinstance(error, DriverNotFound)]
