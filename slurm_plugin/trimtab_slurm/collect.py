@@ -1,69 +1,34 @@
-"""From journals to profiles: a node's journal becomes its part, the parts of an attempt become one file.
+"""The collector: a node's journal becomes its part of a profile, and the last part of an attempt its file.
 
-Everything can be done again, by several processes at once, and gives the same files: a part is named by its node and
-start, a file is replaced whole. What is in a user's directory is read and written as that user.
+Collecting again gives the same part: it is named by the node and the moment at which its journal began. Root reads the
+journal; what is in a user's directory is written as that user.
 """
 
 import logging
 import os
 import signal
+import stat
 import sys
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from trimtab_slurm import directories, faults, journal, profile
+from trimtab_slurm.as_user import as_user
+from trimtab_slurm.contents import Column, DeviceProfile, Event, NodeProfile, Profile, Table, units
 from trimtab_slurm.detach import KEPT_DESCRIPTOR
-from trimtab_slurm.directories import job_directory
-from trimtab_slurm.journal import Journal
-from trimtab_slurm.profile import DeviceProfile, Event, Header, NodeProfile, Profile
+from trimtab_slurm.journal import DeviceRecord, Journal
+from trimtab_slurm.merging import merge_parts, stamp
 from trimtab_slurm.settings import NodeSettings, load_or_default
-
-__all__ = [
-    "PARTS",
-    "collect_job",
-    "collect_journal",
-    "collect_locked",
-    "group_attempts",
-    "job_directory",
-    "recover",
-    "stamp",
-]
-
-CLOCK_SKEW_SECONDS = 300.0
-"""How far the clocks of two nodes may be apart: munge, and with it Slurm, refuses more."""
-PARTS = "parts"
-"""Where the parts are, below a job's directory."""
-MOST_MERGES = 5
-"""How often a merge is done again because others merged at the same time."""
-PROFILES = "[!.]*.h5"
-"""Not those that are still being written."""
-
-log = logging.getLogger(__name__)
 
 
 class CollectError(OSError):
     """What could not be written, and why. A journal stays where it is, to be tried again."""
 
 
-def collect_job(directory: Path) -> list[Path]:
-    """Merge the parts in a job's directory into one file for each attempt; returns all such files, oldest first.
-
-    A file that holds all its parts is left as it is. Run by root, it acts as the owner of the directory; by someone who
-    may only read, it merges nothing. A part that cannot be read at all is left out, with a warning logged. Raises
-    OSError where a file cannot be written, and ProfileError where a part turns out to be damaged within.
-    """
-    if not directory.is_dir():
-        return []
-    if os.access(directory, os.W_OK):
-        status = directory.stat()
-        _as_user(status.st_uid, status.st_gid, lambda: _merge_parts(directory))
-    return sorted(directory.glob(PROFILES))
-
-
-def collect_journal(path: Path, profile_root: Path) -> bool:
+def collect_journal(path: Path, settings: NodeSettings) -> bool:
     """Make the node's part of a journal that nobody holds, and remove the journal; False where somebody holds it.
 
     Raises OSError; the journal is then kept.
@@ -75,59 +40,54 @@ def collect_journal(path: Path, profile_root: Path) -> bool:
     try:
         if not journal.lock(descriptor):
             return False
-        collect_locked(descriptor, path, profile_root)
+        collect_locked(descriptor, path, settings)
         return True
     finally:
         os.close(descriptor)
 
 
-def collect_locked(descriptor: int, path: Path, profile_root: Path) -> None:
+def collect_locked(descriptor: int, path: Path, settings: NodeSettings) -> None:
     """As `collect_journal`, of a journal whose lock this process holds."""
-    if os.fstat(descriptor).st_nlink == 0:
+    status = os.fstat(descriptor)
+    if status.st_nlink == 0:
         return  # another was faster
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
+        raise CollectError(f"{path} is not used: it belongs to user {status.st_uid}, who may have made it up")
     try:
         recorded = journal.read(descriptor)
     except journal.JournalError as error:
         path.rename(path.with_suffix(".damaged"))
         raise CollectError(f"{path} cannot be used, and is kept as .damaged: {error}") from error
     attempt = recorded.attempt
-    directory = directories.make_job_directory(profile_root, attempt.cluster, attempt.job_id, attempt.uid, attempt.gid)
-    _as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
+    staff, doubt = directories.staff_gid(settings.staff_group)
+    if doubt:
+        faults.warn(f"collect: {doubt}")
+    directory = directories.make_job_directory(
+        Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
+    )
+    as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
     path.unlink()
 
 
 def recover(settings: NodeSettings) -> list[Path]:
-    """Collect every journal whose sampler is gone; returns those that still could not be, with a line in syslog."""
-    return _collect_all(journal.orphans(Path(settings.journal_directory)), Path(settings.profile_root))
+    """Collect every journal whose sampler is gone; returns those that still could not be, with a line in syslog.
+
+    Raises OSError where another user could have put journals there.
+    """
+    directory = Path(settings.journal_directory)
+    os.close(directories.open_own(directory, 0o700))
+    return _collect_all(journal.orphans(directory), settings)
 
 
-def _collect_all(journals: Sequence[Path], profile_root: Path) -> list[Path]:
+def _collect_all(journals: Sequence[Path], settings: NodeSettings) -> list[Path]:
     failed = []
     for path in journals:
         try:
-            collect_journal(path, profile_root)
+            collect_journal(path, settings)
         except OSError as error:
             faults.warn(f"collect: {faults.describe(error)}")
             failed.append(path)
     return failed
-
-
-def group_attempts(headers: Sequence[tuple[Path, Header]]) -> list[list[Path]]:
-    """Which parts of one job directory belong to the same attempt: those with the same restart count whose times meet.
-
-    Times of different nodes meet when they are no farther apart than clocks may be. An id that is used again, days
-    later, begins a new group.
-    """
-    groups: list[list[Path]] = []
-    count, end_seconds = -1, 0.0
-    for path, header in sorted(headers, key=lambda item: (item[1].restart_count, item[1].start_seconds, item[0])):
-        if header.restart_count == count and header.start_seconds <= end_seconds + CLOCK_SKEW_SECONDS:
-            groups[-1].append(path)
-            end_seconds = max(end_seconds, header.end_seconds)
-        else:
-            groups.append([path])
-            count, end_seconds = header.restart_count, header.end_seconds
-    return groups
 
 
 def node_profile(recorded: Journal) -> NodeProfile:
@@ -147,10 +107,10 @@ def node_profile(recorded: Journal) -> NodeProfile:
     )
 
 
-def _device_profile(record: journal.DeviceRecord) -> DeviceProfile:
+def _device_profile(record: DeviceRecord) -> DeviceProfile:
     values = np.array(record.rows, dtype=np.float64).reshape(len(record.rows), len(record.columns))
-    samples: profile.Table = {"time_seconds": np.array(record.times, dtype=np.float64)}
-    samples |= {name: np.ascontiguousarray(values[:, place]) for place, name in enumerate(record.columns)}
+    samples: Table = {"time_seconds": np.array(record.times, dtype=np.float64)}
+    samples |= {name: _column(name, values[:, place]) for place, name in enumerate(record.columns)}
     return DeviceProfile(
         uuid=record.uuid,
         kind=record.kind,
@@ -158,8 +118,27 @@ def _device_profile(record: journal.DeviceRecord) -> DeviceProfile:
         index=record.index,
         driver=record.driver,
         samples=samples,
-        absent={name: reason for name, reason in record.absent.items() if np.isnan(samples[name]).all()},
+        absent=dict(record.absent),
+        pci=record.pci,
+        parent_uuid=record.parent_uuid,
+        processes=_process_table(record),
     )
+
+
+def _column(name: str, values: npt.NDArray[np.float64]) -> Column:
+    """A ratio in 24 bits is finer than any that a driver measures, and half as long."""
+    return values.astype(np.float32) if units(name, "f") == "ratio" else np.ascontiguousarray(values)
+
+
+def _process_table(record: DeviceRecord) -> Table:
+    if not record.processes:
+        return {}
+    times, pids, sizes = zip(*record.processes, strict=True)
+    return {
+        "time_seconds": np.array(times, dtype=np.float64),
+        "pid": np.array(pids, dtype=np.int64),
+        "memory_used_bytes": np.array(sizes, dtype=np.float64),
+    }
 
 
 def _write_part(directory: Path, recorded: Journal) -> None:
@@ -174,98 +153,23 @@ def _write_part(directory: Path, recorded: Journal) -> None:
         end_seconds=node.end_seconds,
         restart_count=attempt.restart_count,
         expected_nodes=attempt.expected_nodes,
+        sluid=attempt.sluid,
         nodes=(node,),
         training=None,
     )
-    parts = directory / PARTS
-    parts.mkdir(mode=0o700, exist_ok=True)
-    profile.write(parts / f"{attempt.node}-{stamp(node.start_seconds)}.h5", part)
+    parts = directory / directories.PARTS
+    parts.mkdir(mode=directories.OWN_MODE, exist_ok=True)
+    # Two attempts may begin on a node within one second.
+    profile.write(parts / f"{attempt.node}-{stamp(node.start_seconds, exact=True)}.h5", part)
     # By the names alone: on a thousand nodes, all but the last few need not open a thousand files.
-    present = {path.name.rpartition("-")[0] for path in parts.glob("*.h5")}
+    present = {path.name.rpartition("-")[0] for path in parts.glob("[!.]*.h5")}
     if present.issuperset(attempt.expected_nodes):
-        try:
-            _merge_parts(directory, whole=True)
-        except profile.ProfileError as error:
-            faults.warn(f"collect: {error}")  # another's part: this one is written, and its journal is done with
+        merge_parts(directory, only_whole=True)
 
 
-def _merge_parts(directory: Path, *, whole: bool = False) -> None:
-    """Merge until every attempt's file holds its parts; with `whole`, of attempts alone whose nodes are all there.
-
-    Looking again matters: the merger of another node may have begun before the last part was there, and have put its
-    file in place after the one that has them all.
-    """
-    for _ in range(MOST_MERGES):
-        stale = _stale(directory, whole)
-        for parts, target in stale:
-            profile.merge(parts, target)
-        if not stale:
-            return
-
-
-def _stale(directory: Path, whole: bool) -> list[tuple[list[Path], Path]]:
-    """The attempts whose file lacks a part: their parts, and the file."""
-    parts, files = _readable(directory / PARTS), _readable(directory)
-    headers = dict(parts)
-    stale = []
-    for group in group_attempts(parts):
-        members = [headers[path] for path in group]
-        present = {node for header in members for node in header.nodes}
-        if whole and not present.issuperset(members[0].expected_nodes):
-            continue
-        same = (file for file in files if len(group_attempts([file, (group[0], members[0])])) == 1)
-        target, header = next(same, (directory / f"{stamp(min(part.start_seconds for part in members))}.h5", None))
-        if header is None or not header.parts.issuperset(map(profile.part_id, group)):
-            stale.append((group, target))
-    return stale
-
-
-def _readable(directory: Path) -> list[tuple[Path, Header]]:
-    """The profiles in a directory, oldest first."""
-    found = []
-    for path in directory.glob(PROFILES):
-        try:
-            found.append((path, profile.read_header(path)))
-        except profile.ProfileError as error:
-            log.warning("left out: %s", error)
-    return sorted(found, key=lambda item: (item[1].start_seconds, item[0]))
-
-
-def _as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
-    """As root, do something as another user, in a process of its own; at once, where this process is not root.
-
-    Raises CollectError with what went wrong there.
-    """
-    if os.geteuid() != 0 or uid == 0:
-        action()
-        return
-    import h5py  # noqa: F401  now, since the user may not be able to read where trimtab is installed
-
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            os.setgroups([])
-            os.setgid(gid)
-            os.setuid(uid)
-            action()
-            status = 0
-        except (OSError, ValueError, RuntimeError) as error:
-            os.write(writer, faults.describe(error).encode()[:4096])
-        finally:
-            os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader, "rb") as answer:
-        text = answer.read().decode(errors="replace")
-    _, status = os.waitpid(child, 0)
-    if status:
-        raise CollectError(f"as user {uid}: {text or 'ended without a word'}")
-
-
-def stamp(seconds: float) -> str:
-    """A moment as it stands in the names of parts and profiles, UTC: 20260131T235959Z."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y%m%dT%H%M%SZ")
+class _ToSyslog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        faults.warn(self.format(record))
 
 
 def main() -> None:
@@ -276,15 +180,16 @@ def main() -> None:
     faults.report_uncaught("collect")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.umask(0o022)
+    logging.basicConfig(handlers=[_ToSyslog()], format="collect: %(message)s")
     held = sys.argv[1] == "--held"
     config, *journals = map(Path, sys.argv[2 if held else 1 :])
     settings, doubt = load_or_default(config)
     if doubt:
         faults.warn(f"collect: {doubt}")
     if held:
-        collect_locked(KEPT_DESCRIPTOR, journals[0], Path(settings.profile_root))
+        collect_locked(KEPT_DESCRIPTOR, journals[0], settings)
     else:
-        _collect_all(journals, Path(settings.profile_root))
+        _collect_all(journals, settings)
 
 
 if __name__ == "__main__":

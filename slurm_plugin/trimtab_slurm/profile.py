@@ -2,22 +2,22 @@
 
     /                       attributes: schema, cluster, job_id, start_seconds, ...
     /nodes/<node>/devices/<uuid>/{time_seconds, utilization_ratio, ...}
+    /nodes/<node>/devices/<uuid>/processes/{time_seconds, pid, memory_used_bytes}
     /nodes/<node>/events/{time_seconds, kind, text}
     /training/steps/{step, time_seconds, ...}      one row a step
     /training/stages/{step, replica, stage, ...}   one row a step, replica and stage
     /training/ranks/{rank, node, device, ...}      one row a rank
     /training/events/{time_seconds, kind, text}
+    /events/{time_seconds, kind, text}             of the file itself
 
-Columns, not compound rows: chunked, shuffled, gzip. A column's name ends in its unit, and its `units` attribute
-repeats it. A value that is not there is NaN. Times are UTC, seconds since 1970.
+A column's name ends in its unit, and its `units` attribute repeats it. A value that is not there is NaN. Times are UTC,
+seconds since 1970.
 """
 
-import json
 import os
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,235 +25,143 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-SCHEMA = 1
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-
-Column = npt.NDArray[np.float64] | npt.NDArray[np.int64] | npt.NDArray[np.str_]
-Table = dict[str, Column]
-"""Columns of equal length by name."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened at a moment: a text, not a figure."""
-
-    time_seconds: float
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True)
-class DeviceProfile:
-    """One device's series of samples."""
-
-    uuid: str
-    kind: str
-    """cpu: the processes of one task; gpu: a whole GPU; mig: a MIG instance."""
-    model: str
-    index: int
-    driver: str
-    samples: Table
-    """time_seconds (ascending) and one column for each figure, NaN where there was none."""
-    absent: dict[str, str] = field(default_factory=dict)
-    """Column -> why it holds no value at all."""
-
-
-@dataclass(frozen=True)
-class NodeProfile:
-    """What one node recorded of one attempt."""
-
-    node: str
-    start_seconds: float
-    end_seconds: float
-    sampler_period_seconds: float
-    devices: tuple[DeviceProfile, ...]
-    events: tuple[Event, ...]
-
-
-@dataclass(frozen=True)
-class TrainingProfile:
-    """What the ranks reported to the wrapper. Tables are as the module's head lays them out."""
-
-    start_seconds: float
-    end_seconds: float
-    attributes: dict[str, str | int | float]
-    """shape (tensor, pipeline, data), exit_code, outcome (a sentence), trigger_ratio, window_steps, job (its JSON)."""
-    steps: Table
-    """step, time_seconds, duration_seconds, loss, gradient_norm, learning_rate, tokens, microbatch_size,
-    global_batch_size, consumed_samples."""
-    stages: Table
-    """step, replica, stage, forward_seconds, backward_seconds, tokens, peak_memory_bytes."""
-    ranks: Table
-    """rank, node, local_rank, device (uuid), tensor_rank, pipeline_rank, data_rank, layers (text "0-3"), parameters."""
-    events: tuple[Event, ...]
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """Which attempt of which job a file is of."""
-
-    cluster: str
-    job_id: int
-    user: str
-    start_seconds: float
-    end_seconds: float
-    restart_count: int
-    expected_nodes: tuple[str, ...]
-    """Nodes of the allocation, as the hooks saw it."""
-
-    def _fields(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in fields(_Attempt)}
-
-
-@dataclass(frozen=True)
-class Header(_Attempt):
-    """What tells profiles of one job apart, and what each holds."""
-
-    nodes: tuple[str, ...]
-    """Names of the nodes whose part is in it."""
-    parts: frozenset[str] = frozenset()
-    """`part_id` of what was merged into it; empty for a part itself."""
-
-    @property
-    def missing_nodes(self) -> tuple[str, ...]:
-        """Nodes of the allocation whose part is not here."""
-        present = set(self.nodes)
-        return tuple(node for node in self.expected_nodes if node not in present)
-
-
-@dataclass(frozen=True)
-class Profile(_Attempt):
-    """One attempt of one job, whole."""
-
-    nodes: tuple[NodeProfile, ...]
-    training: TrainingProfile | None
-
-    @property
-    def header(self) -> Header:
-        """What is in it, without the figures."""
-        return Header(**self._fields(), nodes=tuple(node.node for node in self.nodes))
-
-    @property
-    def missing_nodes(self) -> tuple[str, ...]:
-        """Nodes of the allocation whose part is not here."""
-        return self.header.missing_nodes
-
-
-class ProfileError(ValueError):
-    """A file that is no profile, or none that can be read: names it, the reason, and the way out."""
-
-
-UNITS = (
-    "bytes_per_second",
-    "faults_per_second",
-    "seconds",
-    "bytes",
-    "ratio",
-    "cores",
-    "watts",
-    "joules",
-    "celsius",
-    "hertz",
-    "count",
+from trimtab_slurm import hdf5
+from trimtab_slurm.contents import (
+    Column,
+    DeviceProfile,
+    Event,
+    Header,
+    NodeProfile,
+    Profile,
+    ProfileError,
+    Table,
+    TrainingProfile,
+    coverage_ratio,
 )
-"""What a column's name may end in, the longer first."""
+from trimtab_slurm.hdf5 import child, clean
 
-CHUNK_ROWS = 4096
-
-
-def units(name: str, kind: str) -> str:
-    """The unit of a column, from its name's end: `power_watts` -> watts.
-
-    Without one, whole numbers (dtype kind "i") count, real ones are dimensionless ("1"), and texts have no unit.
-    """
-    for unit in UNITS:
-        if name == unit or name.endswith(f"_{unit}"):
-            return unit.replace("_per_second", "/second")
-    return {"i": "count", "f": "1"}.get(kind, "")
-
-
-def coverage_ratio(device: DeviceProfile, node: NodeProfile) -> float:
-    """Samples of a device over those that the sampling period asks for, at most 1.
-
-    Asked for during the whole of the node's part; of a task, which comes and goes, from its first to its last sample.
-    """
-    times = device.samples["time_seconds"]
-    if not len(times):
-        return 0.0
-    span = times[-1] - times[0] if device.kind == "cpu" else node.end_seconds - node.start_seconds
-    return min(1.0, len(times) / (int(float(span) / node.sampler_period_seconds) + 1))
+SCHEMA = 1
+_DEVICE_TEXTS = ("uuid", "kind", "model", "driver", "pci", "parent_uuid")
+_LATEST_SECONDS = 253_402_300_799.0
+"""The end of the year 9999, and of calendars."""
 
 
 def write(path: Path, profile: Profile) -> None:
-    """Write a profile, 0600: whole or not at all, whatever happens meanwhile. Raises OSError."""
-    with _replacing(path) as file:
-        _write_header(file, profile.header)
+    """Write a profile: whole or not at all, whatever happens meanwhile. Raises OSError."""
+    with hdf5.replacing(path) as file:
+        nodes = file.create_group("nodes")
         for node in profile.nodes:
-            _write_node(file, node)
+            _write_node(nodes, node)
         if profile.training is not None:
             _write_training(file, profile.training)
+        _write_header(file, profile.header, profile.events)
 
 
 def read(path: Path) -> Profile:
     """Read a profile whole. Raises ProfileError for what is none, or cannot be read."""
     with _reading(path) as file:
-        header = _read_header(file)
-        training = _read_training(file["training"]) if "training" in file else None
-        nodes = tuple(_read_node(name, file["nodes"][name]) for name in header.nodes)
-        return Profile(**header._fields(), nodes=nodes, training=training)
+        header = _read_header(file, path)
+        training = _read_training(child(file, "training")) if "training" in file else None
+        nodes = child(file, "nodes")
+        return Profile(
+            **header._fields(),
+            nodes=tuple(_read_node(name, child(nodes, name)) for name in header.nodes),
+            training=training,
+            events=_read_events(child(file, "events")) if "events" in file else (),
+        )
 
 
 def read_header(path: Path) -> Header:
     """Read what tells a profile from others, and no figures. Raises as `read`."""
     with _reading(path) as file:
-        return _read_header(file)
+        return _read_header(file, path)
 
 
 def part_id(path: Path) -> str:
     """A part as it is now: its file's name, and when that was written. Raises FileNotFoundError."""
-    return f"{path.name}@{path.stat().st_mtime_ns}"
+    return f"{path.name}@{path.lstat().st_mtime_ns}"
 
 
-def merge(parts: Sequence[Path], target: Path) -> None:
-    """Write the parts of one attempt as one profile. Raises as `read` and `write`.
+def merge(
+    parts: Mapping[Path, Header], target: Path, unusable: Mapping[Path, str], attempt_number: int, previous: str
+) -> dict[Path, str]:
+    """Write the parts of one attempt as one profile; returns which were left out, and why. Raises OSError.
 
-    Its time is from the first start to the last end. A node with two parts (its sampler was started anew) keeps all
-    samples and events of both; of two training parts the later is kept.
+    `parts` with their headers, as `read_header` gives them; `unusable`: parts that have none, with the reason. A part
+    that turns out to be damaged within is left out too, and an event names each of them. The attempt's time is from the
+    first start to the last end. A node with two parts (its sampler was started anew) keeps all samples and events of
+    both; of two training parts the later is kept.
     """
-    ids = frozenset(map(part_id, parts))  # before they are read: what is written meanwhile is then known to be missing
-    headers = {part: read_header(part) for part in parts}
-    ordered = sorted(parts, key=lambda part: headers[part].start_seconds)
-    expected = dict.fromkeys(node for part in ordered for node in headers[part].expected_nodes)
+    ordered = sorted(parts, key=lambda part: (parts[part].start_seconds, part.name))
+    end_seconds = max(header.end_seconds for header in parts.values())
+    left_out = dict(unusable)
+    with hdf5.replacing(target) as file:
+        nodes = file.create_group("nodes")
+        for node, holders in sorted(_holders(ordered, parts).items()):
+            _merge_node(nodes, node, holders, left_out)
+        for part in reversed(ordered):
+            if part not in left_out and _copied(part, "training", file, left_out):
+                break
+        merged = replace(
+            parts[ordered[0]],
+            end_seconds=end_seconds,
+            expected_nodes=tuple(dict.fromkeys(node for part in ordered for node in parts[part].expected_nodes)),
+            attempt_number=attempt_number,
+            previous=previous,
+            nodes=tuple(nodes),
+            parts=frozenset[str]().union(*(header.parts for header in parts.values()), map(part_id, unusable)),
+        )
+        events = [Event(end_seconds, "part", f"left out: {reason}") for _, reason in sorted(left_out.items())]
+        _write_header(file, merged, events)
+    return left_out
+
+
+def _holders(ordered: Sequence[Path], parts: Mapping[Path, Header]) -> dict[str, list[Path]]:
+    """Which parts each node has, oldest first."""
     holders: dict[str, list[Path]] = {}
     for part in ordered:
-        for node in headers[part].nodes:
+        for node in parts[part].nodes:
             holders.setdefault(node, []).append(part)
-    merged = replace(
-        headers[ordered[0]],
-        end_seconds=max(header.end_seconds for header in headers.values()),
-        expected_nodes=tuple(expected),
-        nodes=tuple(holders),
-        parts=ids,
-    )
-    with _replacing(target) as file:
-        _write_header(file, merged)
-        for node, paths in sorted(holders.items()):
-            if len(paths) == 1:
-                with _reading(paths[0]) as source:  # copied as it is: neither unpacked nor held in memory
-                    source.copy(f"nodes/{node}", file["nodes"])
-            else:
-                found = [_node_of(path, node) for path in paths]
-                _write_node(file, _joined(found))
-        for part in reversed(ordered):
+    return holders
+
+
+def _merge_node(nodes: Any, node: str, holders: Sequence[Path], left_out: dict[Path, str]) -> None:
+    """Put one node's parts into the group `nodes`; those that cannot be used are added to `left_out`."""
+    if len(holders) == 1:
+        _copied(holders[0], f"nodes/{node}", nodes, left_out)
+        return
+    found = []
+    for part in holders:
+        try:
             with _reading(part) as source:
-                if "training" in source:
-                    source.copy("training", file)
-                    break
+                found.append(_read_node(node, _member(source, f"nodes/{node}")))
+        except ProfileError as error:
+            left_out[part] = str(error)
+    if found:
+        _write_node(nodes, _joined(found))
 
 
-def _node_of(path: Path, name: str) -> NodeProfile:
-    with _reading(path) as file:
-        return _read_node(name, file["nodes"][name])
+def _copied(part: Path, path: str, target: Any, left_out: dict[Path, str]) -> bool:
+    """Copy a group as it is, neither unpacked nor held in memory; False where the part has none, or it is damaged."""
+    name = path.rpartition("/")[2]
+    try:
+        with _reading(part) as source:
+            if path not in source:
+                return False
+            source.copy(_member(source, path), target, name)
+            return True
+    except ProfileError as error:
+        left_out[part] = str(error)
+        if name in target:
+            del target[name]
+        return False
+
+
+def _member(file: Any, path: str) -> Any:
+    member = file
+    for name in path.split("/"):
+        member = child(member, name)
+    return member
 
 
 def _joined(parts: Sequence[NodeProfile]) -> NodeProfile:
@@ -273,24 +181,33 @@ def _joined(parts: Sequence[NodeProfile]) -> NodeProfile:
 
 
 def _joined_devices(first: DeviceProfile, second: DeviceProfile) -> DeviceProfile:
-    names = dict.fromkeys([*first.samples, *second.samples])
-    missing = [np.full(len(device.samples["time_seconds"]), np.nan) for device in (first, second)]
-    columns = {
-        name: np.concatenate([first.samples.get(name, missing[0]), second.samples.get(name, missing[1])])
-        for name in names
-    }
+    return replace(
+        second,
+        samples=_joined_tables(first.samples, second.samples),
+        absent=first.absent | second.absent,
+        processes=_joined_tables(first.processes, second.processes),
+    )
+
+
+def _joined_tables(first: Table, second: Table) -> Table:
+    """The rows of both by time; NaN where one has no such column."""
+    if not (first and second):
+        return first or second
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name in dict.fromkeys([*first, *second]):
+        pair = [table.get(name, np.full(len(table["time_seconds"]), np.nan, np.float32)) for table in (first, second)]
+        columns[name] = np.concatenate(pair)
     order = np.argsort(columns["time_seconds"], kind="stable")
-    absent = {name: reason for name, reason in first.absent.items() if name in second.absent}
-    return replace(second, samples={name: column[order] for name, column in columns.items()}, absent=absent)
+    return {name: column[order] for name, column in columns.items()}
 
 
-def _write_header(file: Any, header: Header) -> None:
+def _write_header(file: Any, header: Header, events: Sequence[Event]) -> None:
     file.attrs.update(
         {
             "schema": SCHEMA,
-            "cluster": _clean(header.cluster),
+            "cluster": clean(header.cluster),
             "job_id": header.job_id,
-            "user": _clean(header.user),
+            "user": clean(header.user),
             "start": datetime.fromtimestamp(header.start_seconds, UTC).isoformat(timespec="seconds"),
             "start_seconds": header.start_seconds,
             "end_seconds": header.end_seconds,
@@ -300,204 +217,143 @@ def _write_header(file: Any, header: Header) -> None:
             "missing_nodes": ",".join(header.missing_nodes),
         }
     )
-    if header.parts:
-        file.attrs["parts"] = ",".join(sorted(header.parts))
-    file.create_group("nodes")
+    optional = {
+        "sluid": clean(header.sluid),
+        "attempt_number": header.attempt_number,
+        "previous": header.previous,
+        "parts": ",".join(sorted(header.parts)),
+    }
+    file.attrs.update({name: value for name, value in optional.items() if value})
+    _write_events(file, events)
 
 
-def _read_header(file: Any) -> Header:
-    attributes = file.attrs
+def _read_header(file: Any, path: Path) -> Header:
+    attributes = {name: hdf5.plain(value) for name, value in file.attrs.items()}
+    start_seconds, end_seconds = float(attributes["start_seconds"]), float(attributes["end_seconds"])
+    if not 0 <= start_seconds <= end_seconds <= _LATEST_SECONDS:
+        raise ValueError(f"it is said to be from {start_seconds} to {end_seconds} s")
     expected = tuple(filter(None, str(attributes["expected_nodes"]).split(",")))
     places = {node: place for place, node in enumerate(expected)}
+    parts = frozenset(filter(None, str(attributes.get("parts", "")).split(",")))
     return Header(
         cluster=str(attributes["cluster"]),
         job_id=int(attributes["job_id"]),
         user=str(attributes["user"]),
-        start_seconds=float(attributes["start_seconds"]),
-        end_seconds=float(attributes["end_seconds"]),
+        start_seconds=start_seconds,
+        end_seconds=end_seconds,
         restart_count=int(attributes["restart_count"]),
         expected_nodes=expected,
-        nodes=tuple(sorted(file["nodes"], key=lambda node: (places.get(node, len(places)), node))),
-        parts=frozenset(filter(None, str(attributes.get("parts", "")).split(","))),
+        sluid=str(attributes.get("sluid", "")),
+        attempt_number=int(attributes.get("attempt_number", 0)),
+        previous=str(attributes.get("previous", "")),
+        nodes=tuple(sorted(child(file, "nodes"), key=lambda node: (places.get(node, len(places)), node))),
+        # Of the file that is open: by now its name may be another's.
+        parts=parts or frozenset([f"{path.name}@{os.fstat(file.id.get_vfd_handle()).st_mtime_ns}"]),
     )
 
 
-def _write_node(file: Any, node: NodeProfile) -> None:
-    group = file["nodes"].create_group(node.node)
+def _write_node(nodes: Any, node: NodeProfile) -> None:
+    group = nodes.create_group(node.node)
     group.attrs["start_seconds"] = node.start_seconds
     group.attrs["end_seconds"] = node.end_seconds
     group.attrs["sampler_period_seconds"] = node.sampler_period_seconds
     devices = group.create_group("devices")
     for device in node.devices:
         # A MIG instance's uuid of older drivers holds slashes, which would make groups.
-        series = devices.create_group(device.uuid.replace("/", "_"))
-        series.attrs["uuid"] = _clean(device.uuid)
-        series.attrs["kind"] = device.kind
-        series.attrs["model"] = _clean(device.model)
-        series.attrs["index"] = device.index
-        series.attrs["driver"] = _clean(device.driver)
-        series.attrs["absent"] = json.dumps(device.absent)
-        series.attrs["coverage_ratio"] = coverage_ratio(device, node)
-        _write_table(series, device.samples)
+        _write_device(devices.create_group(device.uuid.replace("/", "_")), device, node)
     _write_events(group, node.events)
 
 
+def _write_device(group: Any, device: DeviceProfile, node: NodeProfile) -> None:
+    group.attrs.update({name: clean(getattr(device, name)) for name in _DEVICE_TEXTS})
+    group.attrs["index"] = device.index
+    attributes: dict[str, dict[str, Any]] = {}
+    for name, column in device.samples.items():
+        attributes[name] = {"coverage_ratio": coverage_ratio(device, node, name)}
+        if name in device.absent and not _is_whole(column):
+            attributes[name]["absent"] = clean(device.absent[name])
+    hdf5.write_table(group, device.samples, attributes)
+    if device.processes:
+        hdf5.write_table(group.create_group("processes"), device.processes)
+
+
+def _is_whole(column: Column) -> bool:
+    return bool(len(column) and np.isfinite(column).all())
+
+
 def _read_node(name: str, group: Any) -> NodeProfile:
+    devices = child(group, "devices")
+    found = [_read_device(child(devices, device)) for device in devices]
     return NodeProfile(
         node=name,
         start_seconds=float(group.attrs["start_seconds"]),
         end_seconds=float(group.attrs["end_seconds"]),
         sampler_period_seconds=float(group.attrs["sampler_period_seconds"]),
-        devices=tuple(
-            sorted(map(_read_device, group["devices"].values()), key=lambda device: (device.index, device.uuid))
-        ),
-        events=_read_events(group["events"]),
+        devices=tuple(sorted(found, key=lambda device: (device.index, device.uuid))),
+        events=_read_events(child(group, "events")),
     )
 
 
 def _read_device(group: Any) -> DeviceProfile:
+    samples = hdf5.read_table(group)
+    doubtful = (name for name, column in samples.items() if not _is_whole(column))
+    reasons = {name: child(group, name).attrs.get("absent") for name in doubtful}
     return DeviceProfile(
-        uuid=str(group.attrs["uuid"]),
-        kind=str(group.attrs["kind"]),
-        model=str(group.attrs["model"]),
+        **{name: str(group.attrs[name]) for name in _DEVICE_TEXTS},
         index=int(group.attrs["index"]),
-        driver=str(group.attrs["driver"]),
-        samples=_read_table(group),
-        absent=json.loads(group.attrs["absent"]),
+        samples=samples,
+        absent={name: str(reason) for name, reason in reasons.items() if reason is not None},
+        processes=hdf5.read_table(child(group, "processes")) if "processes" in group else {},
     )
 
 
 def _write_training(file: Any, training: TrainingProfile) -> None:
     group = file.create_group("training")
     for name, value in training.attributes.items():
-        group.attrs[name] = _clean(value) if isinstance(value, str) else value
+        group.attrs[name] = clean(value) if isinstance(value, str) else value
     group.attrs["start_seconds"] = training.start_seconds
     group.attrs["end_seconds"] = training.end_seconds
     for name in ("steps", "stages", "ranks"):
-        _write_table(group.create_group(name), getattr(training, name))
+        hdf5.write_table(group.create_group(name), getattr(training, name))
     _write_events(group, training.events)
 
 
 def _read_training(group: Any) -> TrainingProfile:
-    attributes = {name: _plain(value) for name, value in group.attrs.items()}
+    attributes = {name: hdf5.plain(value) for name, value in group.attrs.items()}
     return TrainingProfile(
         start_seconds=float(attributes.pop("start_seconds")),
         end_seconds=float(attributes.pop("end_seconds")),
         attributes=attributes,
-        steps=_read_table(group["steps"]),
-        stages=_read_table(group["stages"]),
-        ranks=_read_table(group["ranks"]),
-        events=_read_events(group["events"]),
+        steps=hdf5.read_table(child(group, "steps")),
+        stages=hdf5.read_table(child(group, "stages")),
+        ranks=hdf5.read_table(child(group, "ranks")),
+        events=_read_events(child(group, "events")),
     )
-
-
-def _write_table(group: Any, table: Table) -> None:
-    import h5py
-
-    for name, column in table.items():
-        text = column.dtype.kind == "U"
-        dataset = group.create_dataset(
-            name,
-            data=[_clean(str(value)) for value in column] if text else column,
-            shape=column.shape,
-            dtype=h5py.string_dtype() if text else column.dtype,
-            maxshape=(None,),
-            chunks=(max(1, min(len(column), CHUNK_ROWS)),),
-            shuffle=True,
-            compression="gzip",
-        )
-        dataset.attrs["units"] = units(name, column.dtype.kind)
-
-
-def _read_table(group: Any) -> Table:
-    return {name: _read_column(dataset) for name, dataset in group.items()}
-
-
-def _read_column(dataset: Any) -> Column:
-    if dataset.dtype.kind == "O":
-        return np.array(dataset.asstr()[...], dtype=np.str_)
-    column: Column = dataset[...]
-    return column
 
 
 def _write_events(group: Any, events: Sequence[Event]) -> None:
-    _write_table(
-        group.create_group("events"),
-        {
-            "time_seconds": np.array([event.time_seconds for event in events], dtype=np.float64),
-            "kind": np.array([event.kind for event in events], dtype=np.str_),
-            "text": np.array([event.text for event in events], dtype=np.str_),
-        },
-    )
+    table: Table = {
+        "time_seconds": np.array([event.time_seconds for event in events], dtype=np.float64),
+        "kind": np.array([event.kind for event in events], dtype=np.str_),
+        "text": np.array([event.text for event in events], dtype=np.str_),
+    }
+    hdf5.write_table(group.create_group("events"), table)
 
 
 def _read_events(group: Any) -> tuple[Event, ...]:
-    table = _read_table(group)
+    table = hdf5.read_table(group)
     columns = (table[name].tolist() for name in ("time_seconds", "kind", "text"))
     return tuple(Event(*row) for row in zip(*columns, strict=True))
 
 
-def _plain(value: Any) -> Any:
-    """An attribute as Python's own type."""
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _clean(text: str) -> str:
-    """A text that HDF5 can hold: UTF-8 without NUL."""
-    return text.encode("utf-8", "replace").decode().replace("\0", "")
-
-
-@contextmanager
-def _replacing(path: Path) -> Iterator[Any]:
-    """A new HDF5 file that takes the name `path`, at once, when it is whole and on disk."""
-    import h5py
-
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # O_EXCL, 0600
-    try:
-        with h5py.File(name, "w", locking=False) as file:
-            yield file
-        os.fsync(descriptor)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
 @contextmanager
 def _reading(path: Path) -> Iterator[Any]:
-    """An open profile. What HDF5 cannot open or read becomes a ProfileError."""
-    import h5py
-
-    try:
-        with path.open("rb") as plain:
-            signature = plain.read(len(_SIGNATURE))
-    except FileNotFoundError as error:
-        raise ProfileError(f"{path} does not exist") from error
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
-    if signature != _SIGNATURE:
-        raise ProfileError(f"{path} is no profile, or damaged: it does not begin as an HDF5 file")
-    try:
-        # No lock: NFS and Lustre may not have any, and files are replaced, never changed.
-        with h5py.File(path, "r", locking=False) as file:
-            schema = file.attrs.get("schema")
-            if schema is None:
-                raise ProfileError(f"{path} is no profile, or damaged: it has no schema")
-            if schema > SCHEMA:
-                raise ProfileError(
-                    f"{path} has schema {schema}, this trimtab reads up to {SCHEMA}: use the version that wrote it"
-                )
-            yield file
-    except ProfileError:
-        raise
-    except (OSError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, OSError) and error.errno:
-            raise  # the system's own: the disk that a copy goes to is full
-        raise ProfileError(f"{path} is no profile, or damaged: {error}") from error
+    with hdf5.reading(path) as file:
+        schema = file.attrs.get("schema")
+        if schema is None:
+            raise ProfileError(f"{path} is no profile, or damaged: it has no schema")
+        if schema > SCHEMA:
+            raise ProfileError(
+                f"{path} has schema {schema}, this trimtab reads up to {SCHEMA}: use the version that wrote it"
+            )
+        yield file

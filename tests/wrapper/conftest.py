@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from trimtab.protocol import Batch, Job, Model, Parallel, Train, job_to_json
-from trimtab_slurm.profile import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
+from trimtab_slurm.contents import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
 
 START_SECONDS = 1_780_000_000.0
 LAYER_SECONDS = 0.15

@@ -12,7 +12,7 @@ import pytest
 
 from trimtab.report import page
 from trimtab.report.summarize import summarize
-from trimtab_slurm.profile import Event
+from trimtab_slurm.contents import Event
 
 pytest.importorskip("plotly", reason="the report extra is not installed")
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from trimtab.report import terminal
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt
-from trimtab_slurm.profile import Event
+from trimtab_slurm.contents import Event
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>\x1b]0;owned\x07\r\n[bold]x[/bold] :smile: \u202ez"
 

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from trimtab_slurm import settings
-from trimtab_slurm.collect import job_directory as directory_below
+from trimtab_slurm.directories import job_directory as directory_below
 
 NODE_CONFIG = Path("/etc/trimtab/node.toml")
 OWN_ROOT = Path("trimtab-profiles")

@@ -17,8 +17,10 @@ import numpy as np
 from trimtab.balance.measure import Step, assemble
 from trimtab.protocol import Failed, Hello, Message, Notice, StepReport, job_from_json
 from trimtab_slurm import profile
-from trimtab_slurm.collect import PARTS, stamp
+from trimtab_slurm.contents import Column, Event, Profile, Table, TrainingProfile
 from trimtab_slurm.devices.cpu import task_uuid
+from trimtab_slurm.directories import PARTS
+from trimtab_slurm.merging import stamp
 
 
 @dataclass(frozen=True)
@@ -84,13 +86,13 @@ def _make_part(journal: Path, lines: Sequence[dict[str, Any]]) -> Path:
     return part
 
 
-def training_part(lines: Sequence[dict[str, Any]]) -> profile.Profile:
+def training_part(lines: Sequence[dict[str, Any]]) -> Profile:
     """A journal's lines as a Profile that holds only the training part. The first line is the identity."""
     identity = RunIdentity(**lines[0]["body"] | {"nodes": tuple(lines[0]["body"]["nodes"])})
     end_seconds = lines[-1]["time_seconds"]
     hellos: dict[int, Hello] = {}
     reports: dict[int, list[StepReport]] = defaultdict(list)
-    events: list[profile.Event] = []
+    events: list[Event] = []
     ending: dict[str, Any] = {
         "exit_code": -1,
         "outcome": "the wrapper has not said how it ended: it was killed, or is still at work",
@@ -105,17 +107,17 @@ def training_part(lines: Sequence[dict[str, Any]]) -> profile.Profile:
                 reports[body["step"]].append(StepReport(**body))
             case "Notice":
                 notice = Notice(**body)
-                events.append(profile.Event(line["time_seconds"], notice.kind, notice.text))
+                events.append(Event(line["time_seconds"], notice.kind, notice.text))
             case "Failed":
                 failed = Failed(**body)
-                events.append(profile.Event(line["time_seconds"], "failed", f"rank {failed.rank}: {failed.error}"))
+                events.append(Event(line["time_seconds"], "failed", f"rank {failed.rank}: {failed.error}"))
             case "event":
-                events.append(profile.Event(line["time_seconds"], body["kind"], body["text"]))
+                events.append(Event(line["time_seconds"], body["kind"], body["text"]))
             case "end":
                 ending = body
     job = job_from_json(identity.job)
     steps = [assemble(reports[step], hellos) for step in sorted(reports)]
-    training = profile.TrainingProfile(
+    training = TrainingProfile(
         start_seconds=identity.start_seconds,
         end_seconds=end_seconds,
         attributes={
@@ -133,7 +135,7 @@ def training_part(lines: Sequence[dict[str, Any]]) -> profile.Profile:
         ranks=_ranks_table([hellos[rank] for rank in sorted(hellos)]),
         events=tuple(events),
     )
-    return profile.Profile(
+    return Profile(
         cluster=identity.cluster,
         job_id=identity.job_id,
         user=identity.user,
@@ -157,7 +159,7 @@ def _intact(journal: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def _steps_table(steps: Sequence[Step], microbatch_size: int, global_batch_size: int) -> profile.Table:
+def _steps_table(steps: Sequence[Step], microbatch_size: int, global_batch_size: int) -> Table:
     return {
         "step": _whole(step.step for step in steps),
         "time_seconds": _real(step.time_seconds for step in steps),
@@ -172,7 +174,7 @@ def _steps_table(steps: Sequence[Step], microbatch_size: int, global_batch_size:
     }
 
 
-def _stages_table(steps: Sequence[Step]) -> profile.Table:
+def _stages_table(steps: Sequence[Step]) -> Table:
     stages = [stage for step in steps for stage in step.stages]
     return {
         "step": _whole(stage.step for stage in stages),
@@ -185,7 +187,7 @@ def _stages_table(steps: Sequence[Step]) -> profile.Table:
     }
 
 
-def _ranks_table(hellos: Sequence[Hello]) -> profile.Table:
+def _ranks_table(hellos: Sequence[Hello]) -> Table:
     return {
         "rank": _whole(hello.rank for hello in hellos),
         "node": _text(hello.node for hello in hellos),
@@ -210,13 +212,13 @@ def _spans(layers: Sequence[int]) -> str:
     return ",".join("-".join(map(str, span)) for span in spans)
 
 
-def _whole(values: Iterable[int]) -> profile.Column:
+def _whole(values: Iterable[int]) -> Column:
     return np.array(list(values), dtype=np.int64)
 
 
-def _real(values: Iterable[float | None]) -> profile.Column:
+def _real(values: Iterable[float | None]) -> Column:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _text(values: Iterable[str]) -> profile.Column:
+def _text(values: Iterable[str]) -> Column:
     return np.array(list(values), dtype=np.str_)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from trimtab.report.summary import Device, Stage, Training
+from trimtab.report.summary import Device, Stage, Summary, Training
 from trimtab.report.wording import count, duration, milliseconds, percent, plural, real
 
 
@@ -37,6 +37,17 @@ def key_figures(training: Training) -> Iterator[Figure]:
         yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} at first")
     resumed = f"; this attempt began at step {training.first_step}" if (training.first_step or 1) > 1 else ""
     yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{resumed}")
+
+
+def place_in_chain(summary: Summary) -> str:
+    """Which of the job's attempts this is, and how the one before it ended; empty where there was none."""
+    if summary.attempt_number < 2:
+        return ""
+    number = f"attempt {summary.attempt_number}"
+    if not summary.attempts:
+        return f"{number}; the one before is in {summary.previous}"
+    before = summary.attempts[summary.attempt_number - 2]
+    return f"{number} of {len(summary.attempts)}; the one before {before.state}: {before.sentence}"
 
 
 def shape(training: Training) -> str:

@@ -10,8 +10,8 @@ from trimtab import places
 from trimtab.recorder import recover
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt, Summary
-from trimtab_slurm import collect, profile
-from trimtab_slurm.profile import Profile, ProfileError
+from trimtab_slurm import merging, profile
+from trimtab_slurm.contents import Profile, ProfileError
 from trimtab_slurm.settings import SettingsError
 
 
@@ -38,7 +38,7 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
         if attempt is not None:
             raise ReportError(f"{target}: --attempt goes with a job id; a file holds one attempt")
         return [_read(Path(target))]
-    files = _files(int(target), profiles)
+    files, earlier = _files(int(target), profiles)
     if attempt is None:
         chosen = files[-1:]
     elif attempt == "all":
@@ -46,14 +46,20 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
     elif attempt.isdecimal() and 1 <= int(attempt) <= len(files):
         chosen = [files[int(attempt) - 1]]
     else:
-        raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all")
+        others = f"; of an earlier job of this id, name the file: {', '.join(map(str, earlier))}" if earlier else ""
+        raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all{others}")
     wanted = {file: _read(file) for file in chosen}
     chain = _chain(files, wanted)
-    return [replace(recorded, summary=replace(recorded.summary, attempts=chain)) for recorded in wanted.values()]
+    return [
+        replace(
+            recorded, summary=replace(recorded.summary, attempts=chain, attempt_number=files.index(recorded.file) + 1)
+        )
+        for recorded in wanted.values()
+    ]
 
 
-def _files(job_id: int, profiles: Path | None) -> list[Path]:
-    """One profile for each attempt of a job, oldest first; at least one."""
+def _files(job_id: int, profiles: Path | None) -> tuple[list[Path], list[Path]]:
+    """One profile for each attempt of the newest job of this id, oldest first, at least one; those of earlier ones."""
     try:
         roots = [profiles] if profiles else places.profile_roots()
     except (SettingsError, OSError) as error:
@@ -73,21 +79,27 @@ def _files(job_id: int, profiles: Path | None) -> list[Path]:
         files = _merged(directory)
     except OSError as error:
         raise ReportError(f"job {job_id}: cannot read its profiles: {error}") from error
-    except ProfileError as error:
-        raise ReportError(f"{error}; move it away, and ask again") from error
     if not files:
         raise ReportError(
             f"job {job_id}: nothing is recorded in {directory} yet; a profile appears when the job has ended on a node"
         )
-    return files
+    *earlier, newest = merging.chains((file, _restart_count(file)) for file in files)
+    return newest, [file for chain in earlier for file in chain]
+
+
+def _restart_count(file: Path) -> int | None:
+    try:
+        return profile.read_header(file).restart_count
+    except ProfileError:
+        return None
 
 
 def _merged(directory: Path) -> list[Path]:
     """Of someone else's job what is merged already: a privileged process does not write where a user can."""
     if directory.stat().st_uid != os.geteuid():
-        return sorted(path for path in directory.iterdir() if path.suffix == ".h5")
+        return merging.files(directory)
     recover(directory)
-    return collect.collect_job(directory)
+    return merging.collect_job(directory)
 
 
 def _read(file: Path) -> Recorded:

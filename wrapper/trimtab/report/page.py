@@ -20,9 +20,9 @@ import jinja2
 from markupsafe import Markup
 
 from trimtab.report import series, wording
-from trimtab.report.figures import device_name, holds, key_figures, shape, step_shares
+from trimtab.report.figures import device_name, holds, key_figures, place_in_chain, shape, step_shares
 from trimtab.report.summary import Device, Rank, Summary
-from trimtab_slurm.profile import Profile
+from trimtab_slurm.contents import Profile
 
 MOST_ROWS = 2_000
 """Of a table: with more the page would open slowly; --json has all."""
@@ -66,6 +66,7 @@ def render(profile: Profile, summary: Summary) -> str:
         figures=tuple(key_figures(summary.training)) if summary.training else (),
         shares=step_shares(summary.training) if summary.training else (),
         shape=shape,
+        place=place_in_chain(summary),
         holds=holds,
         device_name=device_name,
         rows=rows[:MOST_ROWS],

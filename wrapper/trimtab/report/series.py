@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from trimtab.report.stages import Floats, imbalance_by_step, stage_matrix
 from trimtab.report.summary import Summary
-from trimtab_slurm.profile import Profile, TrainingProfile
+from trimtab_slurm.contents import Profile, TrainingProfile
 
 MOST_CELLS = 150_000
 """Of the heat map: some 5 characters each in the page."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trimtab_slurm.profile import TrainingProfile
+from trimtab_slurm.contents import TrainingProfile
 
 Floats = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]

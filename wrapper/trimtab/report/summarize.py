@@ -1,6 +1,7 @@
 """Profile -> Summary. Pure."""
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -25,7 +26,7 @@ from trimtab.report.summary import (
     Training,
 )
 from trimtab.report.wording import listed, percent, plural
-from trimtab_slurm.profile import DeviceProfile, NodeProfile, Profile, Table, TrainingProfile
+from trimtab_slurm.contents import DeviceProfile, NodeProfile, Profile, Table, TrainingProfile, coverage_ratio
 
 LOW_COVERAGE_RATIO = 0.9
 """Below this share of the expected samples, a device's figures are not those of the whole attempt."""
@@ -52,6 +53,8 @@ def summarize(profile: Profile) -> Summary:
         events=_events(profile),
         warnings=(),
         findings=(),
+        attempt_number=profile.attempt_number,
+        previous=profile.previous,
     )
     warnings = (*_training_warnings(profile.training), *_node_warnings(profile, summary))
     return replace(summary, warnings=warnings, findings=findings(summary))
@@ -202,7 +205,7 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
     if not known and not reason:
         period = f"{node.sampler_period_seconds:g} s"
         reason = "no value in any sample" if len(utilization) else f"no sample; the sampling period is {period}"
-    expected = _expected_samples(node, device)
+    covered = coverage_ratio(device, node, "utilization_ratio")
     return Device(
         node=node.node,
         uuid=device.uuid,
@@ -214,24 +217,16 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
         utilization_max_ratio=_most(utilization),
         memory_max_bytes=_most(_figures(samples, "memory_used_bytes")),
         samples=len(utilization),
-        coverage_ratio=min(1.0, known / expected) if expected >= 1 else None,
+        coverage_ratio=None if math.isnan(covered) else covered,
         no_data=reason,
     )
-
-
-def _expected_samples(node: NodeProfile, device: DeviceProfile) -> float:
-    """A GPU is there from first to last; a task only while it runs."""
-    moments = device.samples["time_seconds"]
-    if device.kind == "cpu" and len(moments):
-        return float(moments[-1] - moments[0]) / node.sampler_period_seconds + 1
-    # Neither the first nor the last sample falls on the attempt's edge: at least one less than periods.
-    return (node.end_seconds - node.start_seconds) / node.sampler_period_seconds - 1
 
 
 def _events(profile: Profile) -> tuple[Event, ...]:
     events = [
         Event(event.time_seconds, node.node, event.kind, event.text) for node in profile.nodes for event in node.events
     ]
+    events += [Event(event.time_seconds, "profile", event.kind, event.text) for event in profile.events]
     if profile.training:
         events += [Event(event.time_seconds, "training", event.kind, event.text) for event in profile.training.events]
     return tuple(sorted(events, key=lambda event: event.time_seconds))
@@ -259,7 +254,7 @@ def _node_warnings(profile: Profile, summary: Summary) -> Iterator[str]:
     if short:
         yield (
             f"shorter than the sampling period of {short[0].sampler_period_seconds:g} s on "
-            f"{listed([node.node for node in short])}: device figures rest on one sample at most"
+            f"{listed([node.node for node in short])}: device figures rest on a sample or two"
         )
     low = [device for device in summary.devices if (device.coverage_ratio or 1.0) < LOW_COVERAGE_RATIO]
     if low:

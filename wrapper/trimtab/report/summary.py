@@ -207,6 +207,10 @@ class Summary:
     """At least one."""
     attempts: tuple[Attempt, ...] = ()
     """The chain that this attempt belongs to; empty where only a file was read."""
+    attempt_number: int = 0
+    """Its place in the chain, from 1; 0 where neither the chain nor the file says."""
+    previous: str = ""
+    """Name of the file of the attempt before; empty where there is none."""
 
 
 def to_json(summaries: Sequence[Summary]) -> str:

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.report.figures import device_name, holds, key_figures, shape, step_shares
+from trimtab.report.figures import device_name, holds, key_figures, place_in_chain, shape, step_shares
 from trimtab.report.summary import Attempt, Device, Stage, Summary, Training
 from trimtab.report.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural
 
@@ -48,7 +48,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if summary.events:
         yield from _section("Events", [_events(summary)])
     if len(summary.attempts) > 1:
-        yield from _section("Attempts", [_attempts(summary.attempts, summary.start_seconds)])
+        yield from _section("Attempts", [_attempts(summary.attempts, summary.attempt_number)])
 
 
 def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
@@ -68,6 +68,8 @@ def _headline(summary: Summary) -> Iterator[RenderableType]:
     about = f"{plain(summary.user)} on {plain(summary.cluster)}, {moment(summary.start_seconds)} UTC"
     restarts = f", restart {summary.restart_count}" if summary.restart_count else ""
     yield Text(f"{about}{restarts}, for {duration(summary.duration_seconds)}", style="dim")
+    if place := place_in_chain(summary):
+        yield Text(plain(place[:1].upper() + place[1:], 200), style="dim")
     if summary.training:
         yield Text(shape(summary.training), style="dim")
         yield Padding(_key_figures(summary.training), (1, 0, 0, 2), expand=False)
@@ -166,7 +168,7 @@ def _events(summary: Summary) -> RenderableType:
     return table
 
 
-def _attempts(attempts: Sequence[Attempt], shown_start_seconds: float) -> RenderableType:
+def _attempts(attempts: Sequence[Attempt], shown: int) -> RenderableType:
     table = _table()
     table.add_column("attempt", justify="right")
     table.add_column("start, UTC", no_wrap=True)
@@ -178,7 +180,7 @@ def _attempts(attempts: Sequence[Attempt], shown_start_seconds: float) -> Render
             moment(attempt.start_seconds),
             duration(attempt.duration_seconds),
             plain(f"{attempt.state}: {attempt.sentence}", 300),
-            style="bold" if attempt.start_seconds == shown_start_seconds else "",
+            style="bold" if attempt.number == shown else "",
         )
     return table
 
