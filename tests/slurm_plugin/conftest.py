@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from trimtab_slurm.attempt import Attempt
-from trimtab_slurm.profile import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
+from trimtab_slurm.contents import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
 
 START_SECONDS = 1_780_000_000.0
 SYSLOG = "/dev/log"
