@@ -366,6 +366,7 @@ def test_a_library_that_does_not_work_is_said_and_the_processes_are_measured(nvm
     assert watched.sources == ["the job's processes"]
     (said,) = watched.notes
     assert said.startswith(f"GPU driver {note}")
+    assert ("does not work" in note) == ("AMD SMI" not in said)  # what is merely not there explains nothing
 
 
 def test_a_node_without_gpus_or_without_a_library_is_said(nvml_stub, watch):

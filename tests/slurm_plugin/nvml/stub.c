@@ -338,7 +338,7 @@ int nvmlGpmMigSampleGet(Device *device, unsigned instance, GpmSample *sample) {
 int nvmlGpmMetricsGet(GpmMetrics *metrics) {
     Device *device = metrics->second->device;
     ENTER(device, "GpmMetricsGet");
-    if (metrics->first->device != device) return INVALID;
+    if (metrics->first == metrics->second || metrics->first->device != device) return INVALID;
     for (unsigned i = 0; i < metrics->count; i++) {
         char call[32];
         snprintf(call, sizeof call, "Gpm%u", metrics->metrics[i].metric);
