@@ -1,14 +1,14 @@
 """The sampler: one process for each attempt and node, which has its devices read every period until told to stop.
 
 From the prolog it inherits its journal, locked, as its one open descriptor, and SIGTERM blocked: a job may end before
-Python has started. Drivers are asked by threads (`reader`); what has come in within a round's limit is written at
+Python has started. Drivers are asked by threads (`asking`); what has come in within a round's limit is written at
 once, and what comes later with the time at which it was measured. When sampling is over, a fresh process turns the
 journal into the node's part: a call that hangs in this one can hold up neither that nor its own end.
 """
 
+import getopt
 import math
 import os
-import queue
 import signal
 import sys
 import time
@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 
 from trimtab_slurm import faults, journal
+from trimtab_slurm.asking import Answer, Askers, Outcome, Question, Sample, ask_drivers, ask_source
 from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.devices import Discovery, discover
-from trimtab_slurm.reader import Answer, Outcome, Reader, Sample, ask_drivers, ask_source
+from trimtab_slurm.injection import Injection
 from trimtab_slurm.settings import load_or_default
 
 NICENESS = 10
@@ -34,7 +35,6 @@ CHECK_SECONDS = 1.0
 """How often it is seen whether the attempt's state is still there, and whether a late answer has come."""
 MOST_EVENTS = 1000
 """How many events wait for a journal that cannot be written to; then the oldest go."""
-DRIVERS = "the drivers"
 
 
 class Sampler:
@@ -43,8 +43,10 @@ class Sampler:
     def __init__(self, writer: journal.Writer, discover: Callable[[], Discovery]) -> None:
         """`discover` asks the drivers for the sources. It may hang."""
         self._writer = writer
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
-        self._readers = [Reader(DRIVERS, partial(ask_drivers, DRIVERS, discover), self._answers)]
+        self._askers = Askers()
+        self._drivers = Question("the drivers", partial(ask_drivers, "the drivers", discover))
+        self._questions = [self._drivers]
+        """What is asked in each round: which sources there are, then each of them."""
         self._records: dict[str, tuple[int, journal.DeviceRecord]] = {}
         self._processes: dict[int, dict[int, float]] = {}
         """Device number -> process id -> bytes, as last written."""
@@ -54,23 +56,25 @@ class Sampler:
         self._trouble = ""
         """Why the journal could not be written to the last time."""
 
-    def round(self, limit_seconds: float) -> None:
-        """Ask everyone who has answered, and write what is answered within the limit."""
-        for reader in self._readers:
-            if reader.asked is None:
-                reader.ask()
-        self._write(self._take(limit_seconds))
+    def note(self, kind: str, text: str) -> None:
+        """Have an event of this moment written with what is written next."""
+        self._events.append((kind, text, time.monotonic()))
 
-    def take_late_answers(self) -> None:
-        """Between two rounds: write what has been answered meanwhile."""
-        self._write(self._take(0.0))
+    def round(self, limit_seconds: float) -> None:
+        """Ask all that have answered the last time; write what is answered within the limit."""
+        for question in self._questions:
+            self._askers.put(question)
+        self._write(self._answers(limit_seconds))
+
+    def catch_up(self) -> None:
+        """Between two rounds: write what has been noted and answered meanwhile."""
+        self._write(self._answers(0.0))
 
     def end(self, reason: str) -> None:
         """Write why this is the end, and who has not answered."""
-        for reader in self._readers:
-            if reader.asked is not None and not reader.silent:
-                seconds = time.monotonic() - reader.asked
-                self.note("fault", f"{reader.name}: did not answer in the {seconds:.1f} s before sampling ended")
+        for question in self._askers.open:
+            seconds = time.monotonic() - question.asked
+            self.note("fault", f"{question.name}: no answer in the last {seconds:.1f} s of sampling")
         self.note("sampler", f"stopped: {reason}")
         self._write([])
         try:
@@ -78,52 +82,36 @@ class Sampler:
         except OSError as error:
             faults.warn(f"sampler: {error}")
 
-    def note(self, kind: str, text: str) -> None:
-        """Have an event of this moment written with what is written next."""
-        self._events.append((kind, text, time.monotonic()))
+    def _answers(self, limit_seconds: float) -> list[Outcome]:
+        """What is answered within the limit. Sources that are found meanwhile have as long again."""
+        answers = self._askers.answers(limit_seconds)
+        if answers and answers[0].question is self._drivers:  # nothing else has been asked yet
+            self._adopt(answers[0].outcomes)
+            answers += self._askers.answers(limit_seconds)
+        self._watch(answers)
+        return [outcome for answer in answers for outcome in answer.outcomes]
 
-    def _take(self, limit_seconds: float) -> list[Outcome]:
-        """What is answered, at the latest when the limit has passed. Who is known to be silent is not waited for."""
-        outcomes: list[Outcome] = []
-        deadline = time.monotonic() + limit_seconds
-        while True:
-            waiting = any(reader.asked is not None and not reader.silent for reader in self._readers)
-            left = max(0.0, deadline - time.monotonic()) if waiting else 0.0
-            try:
-                reader, answer = self._answers.get(block=left > 0, timeout=left or None)
-            except queue.Empty:
-                break
-            self._answered(reader)
-            for outcome in answer:
-                if outcome.discovery is not None:
-                    self._adopt(outcome.discovery)
-                    deadline = time.monotonic() + limit_seconds
-            outcomes += answer
-        for reader in self._readers:
-            self._look_after(reader)
-        return outcomes
+    def _adopt(self, outcomes: Sequence[Outcome]) -> None:
+        """Have the sources asked, now and from now on. Where the drivers failed there are none."""
+        self._questions = []
+        for discovery in (outcome.discovery for outcome in outcomes if outcome.discovery):
+            for note in discovery.notes:
+                self.note("fault", note)
+            self._questions += [Question(source.name, partial(ask_source, source)) for source in discovery.sources]
+        for question in self._questions:
+            self._askers.put(question)
 
-    def _answered(self, reader: Reader) -> None:
-        if reader.silent and reader.asked is not None:
-            self.note("fault", f"{reader.name}: answers again, after {time.monotonic() - reader.asked:.1f} s")
-        reader.asked, reader.silent = None, False
-        if reader.name == DRIVERS:
-            self._readers.remove(reader)
-
-    def _adopt(self, discovery: Discovery) -> None:
-        """Have the sources read from now on."""
-        for note in discovery.notes:
-            self.note("fault", note)
-        for source in discovery.sources:
-            reader = Reader(source.name, partial(ask_source, source), self._answers)
-            reader.ask()
-            self._readers.append(reader)
-
-    def _look_after(self, reader: Reader) -> None:
-        """Say once that a reader has been silent for too long."""
-        if reader.asked is not None and not reader.silent and time.monotonic() - reader.asked >= SILENT_SECONDS:
-            reader.silent = True
-            self.note("fault", f"{reader.name}: no answer for {SILENT_SECONDS:g} s; not measured until there is one")
+    def _watch(self, answers: Sequence[Answer]) -> None:
+        """Say who is silent, once when it has been for too long, and once when it has answered."""
+        for answer in answers:
+            if answer.seconds >= SILENT_SECONDS:
+                self.note("fault", f"{answer.question.name}: answered after {answer.seconds:.1f} s")
+        for question in self._askers.open:
+            if not question.silent and time.monotonic() - question.asked >= SILENT_SECONDS:
+                question.silent = True
+                self.note(
+                    "fault", f"{question.name}: no answer for {SILENT_SECONDS:g} s, and no figures until there is one"
+                )
 
     def _write(self, outcomes: Sequence[Outcome]) -> None:
         """Write all samples at once. Where the journal cannot be written to, they are lost, and events are kept."""
@@ -230,26 +218,34 @@ def _wait(deadline: float, state: Path, sampler: Sampler) -> str:
             return f"{state} has vanished"
         if left <= CHECK_SECONDS:
             return ""
-        sampler.take_late_answers()
+        sampler.catch_up()
 
 
 def main() -> None:
-    """The sampler's process, as the prolog starts it: JOURNAL STATE CONFIG. Does not return."""
+    """The sampler's process, as the prolog starts it: [--fault FAULT]... JOURNAL STATE CONFIG. Does not return."""
     try:
-        _run(*map(Path, sys.argv[1:]))
+        options, arguments = getopt.getopt(sys.argv[1:], "", ["fault="])
+        _run([fault for _, fault in options], *map(Path, arguments))
     except Exception as error:  # noqa: BLE001  the boundary; what was written is collected by the epilog
         faults.warn(f"sampler: {faults.describe(error)}")
     os._exit(0)  # a usual end would wait for what a driver's library does at its own
 
 
-def _run(path: Path, state: Path, config: Path) -> None:
+def _run(injected: Sequence[str], path: Path, state: Path, config: Path) -> None:
     os.umask(0o022)
     os.nice(NICENESS)
     recorded = journal.read(KEPT_DESCRIPTOR)
     settings, _ = load_or_default(config)
-    writer = journal.Writer(KEPT_DESCRIPTOR)
-    sampler = Sampler(writer, partial(discover, recorded.attempt, settings.nvml_library))
+    injection = Injection([*injected, *settings.fault.split(",")])
+    sampler = Sampler(
+        injection.writer(KEPT_DESCRIPTOR),
+        injection.discover(partial(discover, recorded.attempt, settings.nvml_library)),
+    )
     sampler.note("sampler", f"started, one sample in {recorded.period_seconds:g} s")
+    for text in injection.announcements:
+        sampler.note("fault", text)
+    sampler.catch_up()
+    injection.start()
     sampler.end(sample_until_stopped(sampler, recorded.period_seconds, state))
     _hand_over(path, config)
 
