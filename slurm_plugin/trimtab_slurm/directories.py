@@ -114,12 +114,25 @@ def _make(path: str | Path, mode: int, directory: int | None) -> None:
         return
 
 
+def doubt(path: Path) -> str:
+    """Why a directory is not one that only this process's user can write to (any more); empty where it is."""
+    try:
+        return _doubt(path, path.lstat())
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+
+
 def _checked(name: str | Path, descriptor: int) -> int:
-    status = os.fstat(descriptor)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+    if found := _doubt(name, os.fstat(descriptor)):
         os.close(descriptor)
-        raise PermissionError(
-            f"{name} could be written to by another user (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):04o}); it must belong to user {os.geteuid()}, and have mode go-w"
-        )
+        raise PermissionError(found)
     return descriptor
+
+
+def _doubt(name: str | Path, status: os.stat_result) -> str:
+    if stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022:
+        return ""
+    return (
+        f"{name} could be written to by another user (owner {status.st_uid}, mode {stat.S_IMODE(status.st_mode):04o}); "
+        f"it must be a directory that belongs to user {os.geteuid()}, and have mode go-w"
+    )

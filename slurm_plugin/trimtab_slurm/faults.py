@@ -9,24 +9,32 @@ from types import TracebackType
 SYSLOG = "/dev/log"
 _WARNING = 3 << 3 | 4  # LOG_DAEMON | LOG_WARNING
 _LONGEST_BYTES = 4096
+_who = ""
+
+
+def introduce(who: str) -> None:
+    """Say once whose this process's warnings are: which part of trimtab, of which job, on which node."""
+    global _who
+    _who = f"{who}: "
 
 
 def warn(text: str) -> None:
     """Say something that an admin should see. Never waits, and never fails: syslog(3) would wait for a full queue."""
     import socket  # late: there is hardly ever anything to say
 
-    line = "".join(char if char.isprintable() else "?" for char in text)
+    line = "".join(char if char.isprintable() else "?" for char in _who + text)
     stamp = time.strftime("%b %e %H:%M:%S")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as log, suppress(OSError):
         log.connect(SYSLOG)
         log.send(f"<{_WARNING}>{stamp} trimtab[{os.getpid()}]: {line}".encode(errors="replace")[:_LONGEST_BYTES])
 
 
-def report_uncaught(name: str) -> None:
-    """From here on, let an exception that ends this process be said in one line, with where it was raised."""
+def report_uncaught(who: str) -> None:
+    """As `introduce`; and let an exception that ends this process be said in one line, with where it was raised."""
+    introduce(who)
 
     def report(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-        warn(f"{name}: {describe(error)}")
+        warn(describe(error))
 
     sys.excepthook = report
 

@@ -82,18 +82,18 @@ def hook_script(which: str, python: str, config: Path) -> str:
 
 def main(which: str, config: str) -> None:
     """Run a hook in this process's environment, and end this process: exit code 0, whatever happens."""
-    who = f"{which} of job {os.environ.get('SLURM_JOB_ID')} on {os.environ.get('SLURMD_NODENAME')}"
+    faults.introduce(f"{which} of job {os.environ.get('SLURM_JOB_ID')} on {os.environ.get('SLURMD_NODENAME')}")
     try:
         os.umask(0o022)
         signal.signal(signal.SIGALRM, _give_up)
         signal.setitimer(signal.ITIMER_REAL, DEADLINE_SECONDS)
         settings, doubt = load_or_default(Path(config))
         if doubt:
-            faults.warn(f"{who}: {doubt}")
+            faults.warn(doubt)
         run = {"prolog": _prolog, "epilog": _epilog}[which]
-        run(os.environ, _Node(who, Path(config), settings, doubt))
+        run(os.environ, _Node(Path(config), settings, doubt))
     except Exception as error:  # noqa: BLE001  the hook's boundary: slurmd drains the node if anything gets out
-        faults.warn(f"{who}: {faults.describe(error)}")
+        faults.warn(faults.describe(error))
     os._exit(0)  # Python's own farewell takes as long as all that the hook does
 
 
@@ -101,8 +101,6 @@ def main(which: str, config: str) -> None:
 class _Node:
     """What the hook goes by."""
 
-    who: str
-    """Which hook, of which job, where: as syslog has it."""
     config: Path
     settings: NodeSettings
     doubt: str
@@ -122,7 +120,7 @@ class _Node:
             try:
                 os.execve(python, [python, "-I", "-m", f"trimtab_slurm.{module}", *map(str, arguments)], environment)
             except OSError as error:
-                self.fault(f"{module}: {python}: {error.strerror}", journal.Writer(KEPT_DESCRIPTOR) if keep else None)
+                _say(f"{module}: {python}: {error.strerror}", journal.Writer(KEPT_DESCRIPTOR) if keep else None)
 
         return detach(become, keep.descriptor if keep else None)
 
@@ -130,12 +128,6 @@ class _Node:
         """Start a collector for journals whose samplers are gone."""
         if journals:
             self.start("collect", [self.config, *journals])
-
-    def fault(self, text: str, writer: journal.Writer | None) -> None:
-        """Say what went wrong in syslog, and in the attempt's events where there is a journal."""
-        faults.warn(f"{self.who}: {text}")
-        if writer:
-            writer.event("fault", text)
 
 
 class _OutOfTime(Exception):
@@ -171,7 +163,7 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
         pid = node.start("sampler", [path, state_path, node.config], writer)
         _SamplerRecord.of(pid, path, attempt).write(state)
         if trouble := _prepare_directory(settings, attempt):
-            node.fault(trouble, writer)
+            _say(trouble, writer)
     except (OSError, _OutOfTime) as error:
         writer.event("fault", f"prolog: {error}")
         raise
@@ -189,14 +181,15 @@ def _epilog(environment: Mapping[str, str], node: _Node) -> None:
         return  # it ran before, or no prolog did
     sampler = _SamplerRecord.read(state)
     if sampler:
+        sampler.remove(state)
+    os.rmdir(str(job_id), dir_fd=above)  # from now on its sampler ends, even if this hook comes no further
+    if sampler:
         if node.doubt:
             _note(sampler.journal, "fault", node.doubt)
         if not sampler.alive:
             _note(sampler.journal, "fault", gone := f"the sampler, process {sampler.pid}, has died")
-            faults.warn(f"{node.who}: {gone}")
+            faults.warn(gone)
         _note(sampler.journal, "epilog", f"job exit code {environment.get('SLURM_JOB_EXIT_CODE2', 'not known')}")
-        sampler.remove(state)
-    os.rmdir(str(job_id), dir_fd=above)
     if not (sampler and sampler.stop()):  # it has died, or the prolog did not come to its end
         node.collect(journal.orphans(Path(node.settings.journal_directory), job_id, name))
 
@@ -262,6 +255,13 @@ class _SamplerRecord:
         return stat is not None and stat.start_ticks == self.start_ticks
 
 
+def _say(fault: str, writer: journal.Writer | None) -> None:
+    """Say what went wrong in syslog, and in the attempt's events where there is a journal."""
+    faults.warn(fault)
+    if writer:
+        writer.event("fault", fault)
+
+
 def _note(path: Path, kind: str, text: str) -> None:
     """Append an event to the journal that a sampler is writing, or has left behind. Failing at it stops no hook."""
     try:
@@ -280,10 +280,10 @@ def _prepare_directory(settings: NodeSettings, attempt: Attempt) -> str:
     """Have the job's profile directory made; returns what went wrong. A file system that hangs is not waited for."""
 
     def make() -> None:
-        trouble = ""
+        staff, trouble = directories.staff_gid(settings.staff_group)
         try:
             directories.make_job_directory(
-                Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid
+                Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
             )
         except OSError as error:
             trouble = f"profile directory: {error}"

@@ -73,6 +73,8 @@ class Journal:
     """Whether the sampler came to its end."""
     damage: str
     """What is wrong with the rest of the file; empty where there is none."""
+    offset_seconds: float = 0.0
+    """UTC minus the monotonic clock, when the prolog made it: the clock may have been set since."""
 
 
 class Writer:
@@ -198,6 +200,7 @@ def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
         attempt=Attempt.from_dict(header["attempt"]),
         period_seconds=header["period_seconds"],
         start_seconds=header["realtime"],
+        offset_seconds=offset,
         end_seconds=header["realtime"],
         devices=[],
         events=[],
