@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -59,13 +60,21 @@ def collect_locked(descriptor: int, path: Path, settings: NodeSettings) -> None:
         path.rename(path.with_suffix(".damaged"))
         raise CollectError(f"{path} cannot be used, and is kept as .damaged: {error}") from error
     attempt = recorded.attempt
+    faults.introduce(f"collector of job {attempt.job_id} on {attempt.node}")
+    if recorded.damage:
+        faults.warn(_lost(recorded))
     staff, doubt = directories.staff_gid(settings.staff_group)
     if doubt:
-        faults.warn(f"collect: {doubt}")
-    directory = directories.make_job_directory(
-        Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
-    )
-    as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
+        faults.warn(doubt)
+    try:
+        directory = directories.make_job_directory(
+            Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
+        )
+        as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
+    except OSError as error:
+        with suppress(OSError):  # of the profile that will be written one day
+            journal.Writer(descriptor).event("fault", f"the profile could not be written: {error}")
+        raise
     path.unlink()
 
 
@@ -82,19 +91,24 @@ def recover(settings: NodeSettings) -> list[Path]:
 def _collect_all(journals: Sequence[Path], settings: NodeSettings) -> list[Path]:
     failed = []
     for path in journals:
+        faults.introduce("collector")
         try:
             collect_journal(path, settings)
         except OSError as error:
-            faults.warn(f"collect: {faults.describe(error)}")
+            faults.warn(faults.describe(error))
             failed.append(path)
     return failed
+
+
+def _lost(recorded: Journal) -> str:
+    return f"damaged: {recorded.damage}; what follows is lost"
 
 
 def node_profile(recorded: Journal) -> NodeProfile:
     """A journal as the node's part of a profile; damage becomes an event."""
     events = [Event(*event) for event in recorded.events]
     if recorded.damage:
-        events.append(Event(recorded.end_seconds, "journal", f"damaged: {recorded.damage}; what follows is lost"))
+        events.append(Event(recorded.end_seconds, "journal", _lost(recorded)))
     if not recorded.ended:
         events.append(Event(recorded.end_seconds, "sampler", "ended without a word: killed, or the node went down"))
     return NodeProfile(
@@ -177,15 +191,15 @@ def main() -> None:
 
     A journal that is held is this process's KEPT_DESCRIPTOR, and locked: nobody else can come between.
     """
-    faults.report_uncaught("collect")
+    faults.report_uncaught("collector")
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     os.umask(0o022)
-    logging.basicConfig(handlers=[_ToSyslog()], format="collect: %(message)s")
+    logging.basicConfig(handlers=[_ToSyslog()], format="%(message)s")
     held = sys.argv[1] == "--held"
     config, *journals = map(Path, sys.argv[2 if held else 1 :])
     settings, doubt = load_or_default(config)
     if doubt:
-        faults.warn(f"collect: {doubt}")
+        faults.warn(doubt)
     if held:
         collect_locked(KEPT_DESCRIPTOR, journals[0], settings)
     else:
