@@ -7,15 +7,17 @@ import sys
 
 import pytest
 
-from trimtab_slurm.devices import figures, nvml
+from trimtab_slurm.devices import figures
+from trimtab_slurm.devices.nvml_events import XIDS
+from trimtab_slurm.devices.nvml_readers import FIRST
 
 WATCHER = """
 import json, sys, types
 from trimtab_slurm.attempt import Attempt
-from trimtab_slurm.devices import DeviceError, discover, nvml
+from trimtab_slurm.devices import DeviceError, discover, nvml, nvml_readers
 
 now = 0.0
-nvml.time = types.SimpleNamespace(monotonic=lambda: now)
+nvml.time = nvml_readers.time = types.SimpleNamespace(monotonic=lambda: now)
 library, variables = sys.argv[1], json.loads(sys.argv[2])
 found = discover(Attempt("lab", 7, 0.0, "n1", "ann", 1000, 1000, 0, (), variables), library)
 print(json.dumps([[source.name for source in found.sources], found.notes]), flush=True)
@@ -161,7 +163,7 @@ def test_nvlink_is_a_rate_between_two_readings_and_never_negative(nvml_stub, wat
     watched = watch("0")
     first = watched.look()["GPU-0"]
     assert {sent, received}.isdisjoint(first["values"])
-    assert first["absent"][sent] == first["absent"][received] == nvml.FIRST
+    assert first["absent"][sent] == first["absent"][received] == FIRST
     script(10**9 + 1000, 10**9 + 3000)
     second = watched.look(0.5)["GPU-0"]["values"]
     assert (second[sent], second[received]) == (1000 * 1024 / 0.5, 3000 * 1024 / 0.5)
@@ -175,7 +177,9 @@ def test_nvlink_is_a_rate_between_two_readings_and_never_negative(nvml_stub, wat
 
 
 def test_gpm_figures_are_between_two_samples_far_enough_apart(nvml_stub, watch):
-    metrics = "set 0 Gpm2 81.5\nset 0 Gpm3 40.25\nset 0 Gpm5 62.5\nset 0 Gpm10 30.0\n"
+    percent = {2: 81.5, 3: 40.25, 5: 62.5, 10: 30.0}
+    metrics = "".join(f"set 0 Gpm{metric} {value}\n" for metric, value in (percent | {20: 1.5, 21: 2048}).items())
+    metrics += "delay 0 PcieSent 3600\n"  # which is not asked where GPM tells
     nvml_stub.script(nvml_stub.gpus(1) + GPM + metrics)
     watched = watch("0")
     gpm = {
@@ -183,9 +187,11 @@ def test_gpm_figures_are_between_two_samples_far_enough_apart(nvml_stub, watch):
         "sm_occupancy_ratio": 0.4025,
         "tensor_active_ratio": 0.625,
         "dram_active_ratio": 0.3,
+        "pcie_sent_bytes_per_second": 1.5 * 2**20,
+        "pcie_received_bytes_per_second": 2**31,
     }
     first = watched.look()["GPU-0"]
-    assert {first["absent"][column] for column in gpm} == {nvml.FIRST}
+    assert {first["absent"][column] for column in gpm} == {FIRST}
     assert gpm.items() <= watched.look()["GPU-0"]["values"].items()
     soon = watched.look(0.05)["GPU-0"]
     assert {soon["absent"][column] for column in gpm} == {"less than 0.1 s after the reading before"}
@@ -234,7 +240,7 @@ def test_mig_instances_have_their_own_memory_activity_and_processes(nvml_stub, w
     assert first["MIG-b"]["processes"] == {}
     # Of the GPU as a whole, the first that is held is told; of somebody else's instance, nobody.
     assert first["MIG-a"]["events"] == [["xid", "XID 63 on GPU-0: a bad memory row or page was set aside"]]
-    assert first["MIG-b"]["events"] == [["xid", f"XID 31 on MIG-b: {nvml.XIDS[31]}"]]
+    assert first["MIG-b"]["events"] == [["xid", f"XID 31 on MIG-b: {XIDS[31]}"]]
     assert second["MIG-a"]["events"] == second["MIG-b"]["events"] == []
 
 
@@ -252,6 +258,16 @@ def test_a_gpu_that_is_lost_is_named_and_costs_no_other(nvml_stub, watch):
         assert readings["GPU-2"]["values"]["power_watts"] == 5
     nvml_stub.script(nvml_stub.gpus(3) + "fail 1 MemoryInfo 16\n")
     assert watched.look()["GPU-1"].startswith("GPU-1 needs a reset: ")
+
+
+def test_a_gpu_that_is_lost_before_the_first_reading_is_named_and_may_come_back(nvml_stub, watch):
+    nvml_stub.script(nvml_stub.gpus(2))
+    watched = watch("0,1")
+    nvml_stub.script(nvml_stub.gpus(2) + "fail 1 * 16\n")
+    for _ in range(2):
+        assert watched.look()["GPU-1"].startswith("GPU-1 needs a reset: drain the node")
+    nvml_stub.script(nvml_stub.gpus(2))
+    assert watched.look()["GPU-1"]["values"]["power_watts"] == 0
 
 
 def test_a_gpu_that_is_lost_from_the_start_costs_no_other(nvml_stub, watch):
@@ -402,7 +418,7 @@ def test_an_older_library_gives_what_it_has(nvml_stub, watch, compile_nvml):
     assert reading["values"]["temperature_celsius"] == 50
     assert reading["values"]["throttle_reasons_bits"] == 64
     older = "NVML: Function Not Found (the driver is older than that)"
-    no_gpm = "NVML: no GPM: it needs a GPU of Hopper or later, and a driver that knows it"
+    no_gpm = "NVML: GPM: Function Not Found"
     assert reading["absent"] == {
         "memory_used_bytes": older,
         "memory_total_bytes": older,
@@ -424,7 +440,7 @@ def test_xid_errors_are_told_once_with_their_meaning(nvml_stub, watch):
         ["xid", "XID 48 on GPU-0: memory error that could not be corrected (double bit)"],
         ["xid", "XID 9999 on GPU-0: see NVIDIA's catalog of XID errors"],
     ]
-    assert readings["GPU-1"]["events"] == [["xid", f"XID 94 on GPU-1: {nvml.XIDS[94]}"]]
+    assert readings["GPU-1"]["events"] == [["xid", f"XID 94 on GPU-1: {XIDS[94]}"]]
     assert [reading["events"] for reading in watched.look().values()] == [[], []]
 
 
