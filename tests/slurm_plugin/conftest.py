@@ -1,20 +1,28 @@
 """What the tests of the node side share: an attempt, a journal, the parts of profiles."""
 
 import contextlib
+import os
 import select
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from trimtab_slurm import journal
 from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.contents import DeviceProfile, Event, NodeProfile, Profile, TrainingProfile
+from trimtab_slurm.detach import KEPT_DESCRIPTOR
+from trimtab_slurm.profile import read
+from trimtab_slurm.settings import NodeSettings, render
 
 START_SECONDS = 1_780_000_000.0
 SYSLOG = "/dev/log"
@@ -241,3 +249,99 @@ def _syslog():
 def syslog(_syslog):
     """Syslog as this test finds it."""
     return Syslog(*_syslog)
+
+
+@pytest.fixture
+def start_task():
+    """A function that starts a process as the task of a rank of an attempt on its node."""
+    started = []
+
+    def start(of, rank):
+        environment = {"SLURM_JOB_ID": str(of.job_id), "SLURMD_NODENAME": of.node, "SLURM_CLUSTER_NAME": of.cluster}
+        environment |= {"SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank)}
+        started.append(subprocess.Popen(["/bin/sleep", "1000"], env=environment))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+class SamplerProcess:
+    """A real sampler, started as the prolog does, with a journal and directories of its own."""
+
+    def __init__(self, directory, attempt, period, fault="", program=("-m", "trimtab_slurm.sampler"), options=()):
+        self.state, self.profiles, self.config = directory / "state", directory / "profiles", directory / "node.toml"
+        self.state.mkdir(parents=True)
+        self.config.write_text(render(NodeSettings(profile_root=str(self.profiles), fault=fault)))
+        self.path, writer = journal.create(directory / "journals", attempt, period)
+        arguments = [*program, *options, self.path, self.state, self.config]
+        self.pid = os.posix_spawn(
+            sys.executable,
+            [sys.executable, "-I", *map(str, arguments)],
+            {"LANG": "C.UTF-8"},
+            file_actions=[(os.POSIX_SPAWN_DUP2, writer.descriptor, KEPT_DESCRIPTOR)],
+            setsigmask=[signal.SIGTERM],
+        )
+        os.close(writer.descriptor)
+        self.status = None
+
+    def journal(self):
+        """What is in the journal now."""
+        return journal.parse(self.path.read_bytes())
+
+    def faults(self):
+        return [text for _, kind, text in self.journal().events if kind == "fault"]
+
+    def stands_still(self):
+        """Whether nothing is written any more, as far as 10 periods show."""
+        before = self.path.stat().st_size
+        time.sleep(0.2)
+        return self.path.stat().st_size == before
+
+    def signal(self, number):
+        os.kill(self.pid, number)
+
+    def wait(self):
+        """How it ended, as a wait status."""
+        if self.status is None:
+            _, self.status = os.waitpid(self.pid, 0)
+        return self.status
+
+    def part(self):
+        """The node's part of a profile that its collector makes."""
+        until(lambda: not self.path.exists())
+        (path,) = self.profiles.rglob("parts/[!.]*.h5")
+        return read(path).nodes[0]
+
+
+@pytest.fixture
+def start_sampler(tmp_path, attempt):
+    """A function that starts a sampler, of an attempt of this process's user that holds no GPU."""
+    started = []
+    own = replace(attempt, uid=os.getuid(), gid=os.getgid(), gpu_variables={})
+
+    def start(of=own, period=0.02, **how):
+        started.append(SamplerProcess(tmp_path / f"sampler-{len(started)}", of, period, **how))
+        return started[-1]
+
+    start.attempt = own
+    yield start
+    for process in started:
+        if process.status is None:
+            process.signal(signal.SIGKILL)
+            process.wait()
+
+
+def until(condition, seconds=60.0):
+    """Wait for what comes sooner or later."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(name="until")
+def _until():
+    return until
