@@ -1,5 +1,6 @@
 """Which devices an attempt holds."""
 
+import dataclasses
 import json
 import tomllib
 from pathlib import Path
@@ -52,7 +53,7 @@ def test_every_case_has_its_answer(tmp_path, case, version):
         ({"SLURM_JOB_GPUS": " ", "CUDA_VISIBLE_DEVICES": "0"}, None),
         ({"SLURM_JOB_GPUS": "0,1,1"}, ("0", "1")),
         ({"SLURM_JOB_GPUS": "0-2,5"}, ("0", "1", "2", "5")),
-        ({"SLURM_JOB_GPUS": "5-2"}, None),
+        ({"SLURM_JOB_GPUS": "0,5-2"}, None),
         ({"SLURM_JOB_GPUS": "128"}, ("128",)),
         ({"SLURM_JOB_GPUS": "0,1", "CUDA_VISIBLE_DEVICES": "0"}, ("0", "1")),
         ({"SLURM_JOB_GPUS": "", "CUDA_VISIBLE_DEVICES": "GPU-5c1a-8,MIG-77-0"}, ("GPU-5c1a-8", "MIG-77-0")),
@@ -76,6 +77,17 @@ def test_an_order_that_is_not_known_proves_nothing():
     one, other = InventoryDevice("GPU-a", index=0), InventoryDevice("GPU-b", index=1)
     assert resolve({"SLURM_JOB_GPUS": "0"}, [one, other]).reason.startswith("the driver does not say the minor number")
     assert resolve({"SLURM_JOB_GPUS": "0,1"}, [one, other]).devices == ("GPU-a", "GPU-b")
+
+
+def test_an_order_of_the_bus_that_is_not_the_drivers_proves_nothing():
+    one, other = InventoryDevice("GPU-a", 0, 0, "0000:9a:00.0"), InventoryDevice("GPU-b", 1, 1, "0000:1B:00.0")
+    assert (
+        "GPU-a in the driver's order, GPU-b in the order on the PCI bus"
+        in resolve({"SLURM_JOB_GPUS": "0"}, [one, other]).reason
+    )
+    # As numbers: a domain may be written with four digits or eight.
+    later = dataclasses.replace(other, pci="00000001:02:00.0")
+    assert resolve({"SLURM_JOB_GPUS": "0"}, [one, later]).devices == ("GPU-a",)
 
 
 def test_a_gpu_and_its_instance_are_different_devices():
