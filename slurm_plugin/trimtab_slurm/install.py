@@ -26,8 +26,8 @@ MANIFEST = Path("etc/trimtab/installed.json")
 OLDEST_PYTHON = (3, 11)
 PYTHON_SECONDS = 30.0
 """How long an interpreter may take to start."""
-SAMPLER_SECONDS = 30.0
-"""How long samplers may take to write their profiles, when they are ended."""
+RECORD_SECONDS = 60.0
+"""How long the profiles of samplers that are ended may take to be written."""
 
 
 class InstallError(RuntimeError):
@@ -90,11 +90,18 @@ def uninstall(prefix: Path, conf: SlurmConf | None) -> Iterator[str]:
                 "it out there, `scontrol reconfigure`, and uninstall again; where that file is not in use, give "
                 "--slurm-conf /dev/null"
             )
-    node = load_or_default(prefix / CONFIG)[0] if (prefix / CONFIG).exists() else node_settings(prefix)
+    node, doubt = load_or_default(prefix / CONFIG)
+    if doubt:
+        node = node_settings(prefix)  # the defaults are another installation's
+    hooks = {str(hook) for hook in HOOKS.values()}
     try:
-        for name, written in reversed(manifest.files.items()):  # hooks first: none is to run without its node.toml
-            yield from _remove(prefix / name, written)
-        yield from _end_samplers(Path(node.state_directory))
+        for name, written in manifest.files.items():
+            if name in hooks:
+                yield from _remove(prefix / name, written)
+        yield from _end_samplers(Path(node.state_directory), prefix / CONFIG)  # which they read in the end
+        for name, written in manifest.files.items():
+            if name not in hooks:
+                yield from _remove(prefix / name, written)
         (prefix / MANIFEST).unlink()
         for name in reversed(manifest.directories):
             yield from _remove_directory(prefix / name)
@@ -234,17 +241,17 @@ def _remove_directory(path: Path) -> Iterator[str]:
         yield f"kept {path}, which is not empty"
 
 
-def _end_samplers(state_directory: Path) -> Iterator[str]:
-    """End the samplers that no epilog will tell to stop any more, and wait for their profiles; clear their state."""
-    if not state_directory.exists() or trust.opening(state_directory):
-        return
-    found = running.samplers(state_directory)
-    for sampler in found:
-        yield f"ended the sampler of job {sampler.job_id} on {sampler.node}"
-        sampler.end()
-    deadline = time.monotonic() + SAMPLER_SECONDS
-    while any(sampler.alive for sampler in found) and time.monotonic() < deadline:
+def _end_samplers(state_directory: Path, config: Path) -> Iterator[str]:
+    """End the samplers that no epilog will tell to stop any more, and wait until their profiles are written."""
+    if state_directory.exists() and not trust.opening(state_directory):
+        for sampler in running.samplers(state_directory):
+            yield f"ended the sampler of job {sampler.job_id} on {sampler.node}"
+            sampler.end()
+        for node in state_directory.iterdir():
+            with suppress(OSError):
+                node.rmdir()
+    deadline = time.monotonic() + RECORD_SECONDS
+    while left := running.recorders(config):
+        if time.monotonic() > deadline:
+            raise InstallError(f"processes {', '.join(map(str, left))} still write profiles; uninstall again later")
         time.sleep(0.1)
-    for node in state_directory.iterdir():
-        with suppress(OSError):
-            node.rmdir()

@@ -1,4 +1,4 @@
-"""Which samplers run on this node, by what their prologs noted below the state directory. Standard library only."""
+"""Which samplers and collectors run on this node. Standard library only."""
 
 import json
 import os
@@ -30,7 +30,7 @@ class RunningSampler:
         return stat is not None and stat.start_ticks == self.start_ticks
 
     def end(self) -> None:
-        """Tell it to stop, as the epilog does: it writes its profile by itself. Raises OSError."""
+        """Tell it to stop, as the epilog does: it has its profile written by itself. Raises OSError."""
         with suppress(FileNotFoundError):
             (self.state / SAMPLER_RECORD).unlink()
         with suppress(FileNotFoundError):
@@ -40,12 +40,24 @@ class RunningSampler:
 
 
 def samplers(state_directory: Path) -> list[RunningSampler]:
-    """What is noted, by node and job. Raises OSError: all but root may not look."""
+    """Those that prologs have noted, by node and job. Raises PermissionError: only root may look."""
     found = []
     for state in sorted(state_directory.glob("*/*")):
         if state.name.isdecimal():
             pid, start_ticks = _process(state / SAMPLER_RECORD)
             found.append(RunningSampler(state.parent.name, int(state.name), state, pid, start_ticks))
+    return found
+
+
+def recorders(config: Path) -> list[int]:
+    """The process ids of all samplers and collectors that go by a node.toml."""
+    found = []
+    for entry in proc.PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                arguments = (entry / "cmdline").read_bytes().split(b"\0")
+                if {b"trimtab_slurm.sampler", b"trimtab_slurm.collect"} & set(arguments) and bytes(config) in arguments:
+                    found.append(int(entry.name))
     return found
 
 
