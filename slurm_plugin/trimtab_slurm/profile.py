@@ -100,7 +100,7 @@ def merge(
         for node, holders in sorted(_holders(ordered, parts).items()):
             _merge_node(nodes, node, holders, left_out)
         for part in reversed(ordered):
-            if part not in left_out and _copied(part, "training", file, left_out):
+            if part not in left_out and _merge_training(file, part, left_out):
                 break
         merged = replace(
             parts[ordered[0]],
@@ -127,41 +127,39 @@ def _holders(ordered: Sequence[Path], parts: Mapping[Path, Header]) -> dict[str,
 
 def _merge_node(nodes: Any, node: str, holders: Sequence[Path], left_out: dict[Path, str]) -> None:
     """Put one node's parts into the group `nodes`; those that cannot be used are added to `left_out`."""
-    if len(holders) == 1:
-        _copied(holders[0], f"nodes/{node}", nodes, left_out)
-        return
     found = []
     for part in holders:
-        try:
-            with _reading(part) as source:
-                found.append(_read_node(node, _member(source, f"nodes/{node}")))
-        except ProfileError as error:
-            left_out[part] = str(error)
+        with _leaving_out(part, left_out), _reading(part) as source:
+            group = child(child(source, "nodes"), node)
+            found.append(_read_node(node, group))
+            if len(holders) == 1:
+                source.copy(group, nodes, node)
+                return
     if found:
         _write_node(nodes, _joined(found))
 
 
-def _copied(part: Path, path: str, target: Any, left_out: dict[Path, str]) -> bool:
-    """Copy a group as it is, neither unpacked nor held in memory; False where the part has none, or it is damaged."""
-    name = path.rpartition("/")[2]
-    try:
-        with _reading(part) as source:
-            if path not in source:
-                return False
-            source.copy(_member(source, path), target, name)
+def _merge_training(file: Any, part: Path, left_out: dict[Path, str]) -> bool:
+    """Put a part's training into the file; False where it has none that can be used."""
+    with _leaving_out(part, left_out), _reading(part) as source:
+        if "training" in source:
+            group = child(source, "training")
+            _read_training(group)
+            source.copy(group, file, "training")
             return True
+    return False
+
+
+@contextmanager
+def _leaving_out(part: Path, left_out: dict[Path, str]) -> Iterator[None]:
+    """Where a part cannot be used, go on without it.
+
+    What is copied as it is, is read all the same: one part that is damaged must not make the whole file unreadable.
+    """
+    try:
+        yield
     except ProfileError as error:
         left_out[part] = str(error)
-        if name in target:
-            del target[name]
-        return False
-
-
-def _member(file: Any, path: str) -> Any:
-    member = file
-    for name in path.split("/"):
-        member = child(member, name)
-    return member
 
 
 def _joined(parts: Sequence[NodeProfile]) -> NodeProfile:

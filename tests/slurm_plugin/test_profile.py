@@ -277,6 +277,21 @@ def test_a_part_damaged_within_is_left_out_and_named_and_the_rest_is_merged(
     assert {part.partition("@")[0] for part in read_header(tmp_path / "whole.h5").parts} == {"part-n1.h5", "part-n2.h5"}
 
 
+def test_a_part_whose_values_are_damaged_is_left_out_before_it_spoils_the_file(tmp_path, make_part, merge):
+    for name in ("n1", "n2", ""):
+        write(tmp_path / f"part-{name}.h5", make_part(name))
+    for name, column in (("n2", "nodes/n2/devices/gpu-a/power_watts"), ("", "training/steps/loss")):
+        with h5py.File(tmp_path / f"part-{name}.h5") as file:
+            place = file[column].id.get_chunk_info(0).byte_offset
+        with (tmp_path / f"part-{name}.h5").open("r+b") as damaged:
+            damaged.seek(place)
+            damaged.write(bytes(8))
+    assert sorted(path.name for path in merge()) == ["part-.h5", "part-n2.h5"]
+    whole = read(tmp_path / "whole.h5")
+    assert ([node.node for node in whole.nodes], whole.training) == (["n1"], None)
+    assert len(whole.events) == 2
+
+
 def test_of_two_parts_of_a_node_the_damaged_one_costs_only_itself(tmp_path, make_part, merge, damage):
     write(tmp_path / "part-a.h5", make_part("n1", 0.0, 30.0))
     write(tmp_path / "part-b.h5", make_part("n1", 40.0, 60.0))
