@@ -19,21 +19,22 @@ def read_environment(path: Path) -> dict[str, str]:
     Raises InventoryError.
     """
     environment = {}
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(_read(path).split("\n"), 1):
         name, equals, value = line.partition("=")
         if not line.strip():
             continue
         if not equals or not name.strip():
             raise InventoryError(f"{path}: line {number}: {line[:80]!r} is no KEY=VALUE; write one as `env` prints it")
-        environment[name.strip()] = value
+        environment[name.strip()] = value.rstrip("\r")
     return environment
 
 
 def read_inventory(path: Path) -> list[InventoryDevice]:
     """The devices of a file, as `trimtab-node inventory` prints them. Raises InventoryError."""
+    text = _read(path)
     try:
-        values = json.loads(_read(path))
-    except ValueError as error:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise InventoryError(f"{path}: is not JSON: {error}; write a list of devices") from error
     if not isinstance(values, list):
         raise InventoryError(f"{path}: is a JSON {type(values).__name__}; write a list of devices")

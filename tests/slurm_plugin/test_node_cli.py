@@ -49,7 +49,7 @@ def ask(run, tmp_path):
     [
         ("", "resolved", []),
         ("SLURM_JOB_GPUS=0,1\n", "resolved", ["GPU-a", "GPU-b"]),
-        ("\n  \nCUDA_VISIBLE_DEVICES=GPU-b\nSLURM_JOB_COMMENT=a=b=c\nEMPTY=", "resolved", ["GPU-b"]),
+        ("\n  \nCUDA_VISIBLE_DEVICES=GPU-b\nSLURM_JOB_COMMENT=a=b\u2028c\r\nEMPTY=", "resolved", ["GPU-b"]),
         ("SLURM_JOB_GPUS=0", "unknown", []),
     ],
 )
@@ -76,6 +76,7 @@ def test_resolve_answers_in_words(ask):
         ("=1", "[]", "environment: line 1: '=1' is no KEY=VALUE"),
         (b"A=\xff", "[]", "environment: is no text in UTF-8"),
         ("", "", "inventory.json: is not JSON"),
+        ("", "[" * 100_000, "inventory.json: is not JSON"),
         ("", "{}", "inventory.json: is a JSON dict; write a list of devices"),
         ("", "[1]", "inventory.json: device 0: 1 is no object; write one with a uuid"),
         ("", '[{"index": 0}]', "inventory.json: device 0: has no uuid; `nvidia-smi -L` shows it"),
@@ -97,12 +98,13 @@ def test_a_file_that_cannot_be_used_is_named_with_the_entry_and_the_way_out(ask,
     assert complaint in result.stderr
 
 
-def test_a_file_that_is_not_there_is_named(run, tmp_path):
-    result = run("resolve", "--environment", tmp_path / "none", "--inventory", tmp_path / "none")
-    assert (result.exit_code, result.stderr) == (
-        2,
-        f"trimtab-node: {tmp_path}/none: cannot be read: No such file or directory\n",
-    )
+@pytest.mark.parametrize("missing", ["environment", "inventory.json"])
+def test_a_file_that_is_not_there_is_named(ask, run, tmp_path, missing):
+    ask("", "[]")
+    (tmp_path / missing).unlink()
+    result = run("resolve", "--environment", tmp_path / "environment", "--inventory", tmp_path / "inventory.json")
+    complaint = f"trimtab-node: {tmp_path / missing}: cannot be read: No such file or directory\n"
+    assert (result.exit_code, result.stderr) == (2, complaint)
 
 
 def test_the_inventory_of_a_driver_is_what_resolve_reads(run, ask, nvml_stub, tmp_path):
