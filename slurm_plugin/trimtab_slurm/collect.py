@@ -25,6 +25,10 @@ from trimtab_slurm.merging import merge_parts, stamp
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
 
+COLLECTOR = "collector"
+"""Kind of a journal's events that are no longer of the attempt."""
+
+
 class CollectError(OSError):
     """What could not be written, and why. A journal stays where it is, to be tried again."""
 
@@ -72,8 +76,10 @@ def collect_locked(descriptor: int, path: Path, settings: NodeSettings) -> None:
         )
         as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
     except OSError as error:
-        with suppress(OSError):  # of the profile that will be written one day
-            journal.Writer(descriptor).event("fault", f"the profile could not be written: {error}")
+        text = f"the profile could not be written at first: {error}"
+        if (COLLECTOR, text) not in {event[1:] for event in recorded.events}:
+            with suppress(OSError):  # of the profile that will be written one day
+                journal.Writer(descriptor).event(COLLECTOR, text)
         raise
     path.unlink()
 
@@ -106,15 +112,20 @@ def _lost(recorded: Journal) -> str:
 
 def node_profile(recorded: Journal) -> NodeProfile:
     """A journal as the node's part of a profile; damage becomes an event."""
-    events = [Event(*event) for event in recorded.events]
+    events = [Event(*event) for event in recorded.events if event[1] != COLLECTOR]
+    moments = [event.time_seconds for event in events]
+    moments += [seconds for device in recorded.devices for seconds in device.times[-1:]]
+    end_seconds = max(moments, default=recorded.start_seconds)
+    # What collectors said later, maybe after a reboot, by another monotonic clock.
+    events += [Event(end_seconds, "fault", text) for _, kind, text in recorded.events if kind == COLLECTOR]
     if recorded.damage:
-        events.append(Event(recorded.end_seconds, "journal", _lost(recorded)))
+        events.append(Event(end_seconds, "journal", _lost(recorded)))
     if not recorded.ended:
-        events.append(Event(recorded.end_seconds, "sampler", "ended without a word: killed, or the node went down"))
+        events.append(Event(end_seconds, "sampler", "ended without a word: killed, or the node went down"))
     return NodeProfile(
         node=recorded.attempt.node,
         start_seconds=recorded.start_seconds,
-        end_seconds=recorded.end_seconds,
+        end_seconds=end_seconds,
         sampler_period_seconds=recorded.period_seconds,
         devices=tuple(map(_device_profile, recorded.devices)),
         events=tuple(sorted(events, key=lambda event: event.time_seconds)),

@@ -116,6 +116,21 @@ def test_in_a_users_directory_root_writes_as_that_user_and_follows_no_trap(open_
     assert list(target.iterdir()) == []
 
 
+def test_a_profile_that_could_not_be_written_at_first_says_so_once_and_ends_when_the_attempt_did(left_behind):
+    path, settings, root = left_behind
+    root.write_text("no directory")
+    for _ in range(3):
+        with pytest.raises(OSError, match="Not a directory"):
+            collect_journal(path, settings)
+    root.unlink()
+    assert collect_journal(path, settings)
+    (part,) = (root / "lab/7/parts").iterdir()
+    (node,) = read(part).nodes
+    (fault,) = (event for event in node.events if event.kind == "fault")
+    assert fault.text.startswith("the profile could not be written at first: ")
+    assert fault.time_seconds == node.end_seconds == node.devices[0].samples["time_seconds"][-1]
+
+
 def test_a_device_without_a_sample_has_empty_columns(attempt):
     record = journal.DeviceRecord("a", "gpu", "m", 0, "d", ("power_watts",))
     recorded = journal.Journal(attempt, 1.0, 0.0, 1.0, [record], [], True, "")
