@@ -273,8 +273,9 @@ class SamplerProcess:
 
     def __init__(self, directory, attempt, period, fault="", program=("-m", "trimtab_slurm.sampler"), options=()):
         self.state, self.profiles, self.config = directory / "state", directory / "profiles", directory / "node.toml"
-        self.state.mkdir(parents=True)
-        self.config.write_text(render(NodeSettings(profile_root=str(self.profiles), fault=fault)))
+        self.state.mkdir()
+        self.settings = NodeSettings(profile_root=str(self.profiles), fault=fault)
+        self.config.write_text(render(self.settings))
         self.path, writer = journal.create(directory / "journals", attempt, period)
         arguments = [*program, *options, self.path, self.state, self.config]
         self.pid = os.posix_spawn(
@@ -323,8 +324,9 @@ def start_sampler(tmp_path, attempt):
     own = replace(attempt, uid=os.getuid(), gid=os.getgid(), gpu_variables={})
 
     def start(of=own, period=0.02, **how):
-        started.append(SamplerProcess(tmp_path / f"sampler-{len(started)}", of, period, **how))
-        return started[-1]
+        process = SamplerProcess(Path(tempfile.mkdtemp(dir=tmp_path)), of, period, **how)
+        started.append(process)
+        return process
 
     start.attempt = own
     yield start
