@@ -4,6 +4,10 @@ A file is a sequence of records: length and CRC-32 of what follows, kind, payloa
 opened for appending, so hook and sampler can write at the same time. Reading stops at the first record that is not
 intact and says so. Times are the monotonic clock's, which nobody sets; the header ties them to UTC. Standard library
 only.
+
+A write is over when the kernel has it, and survives whatever happens to processes. The kernel brings it to disk within
+some 30 s, and that is what a power failure costs. Nothing asks it to hurry: on a disk that the job writes to as well,
+that would be waited for by the sampler, and by the job.
 """
 
 import fcntl
@@ -185,7 +189,9 @@ def parse(content: bytes) -> Journal:
     """As `read`, of the file's bytes."""
     try:
         return _assembled(*_intact(content))
-    except (KeyError, TypeError, struct.error) as error:
+    except JournalError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError, struct.error) as error:
         raise JournalError(f"records that do not fit each other: {type(error).__name__}: {error}") from error
 
 

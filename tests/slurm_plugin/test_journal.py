@@ -128,11 +128,27 @@ def test_garbage_behind_records_is_damage_and_no_error(garbage):
 
 SAMPLE_OF_NO_DEVICE = journal._record(journal.SAMPLE, struct.pack("<Id", 3, 0.0))
 NO_FIELDS = journal._record(journal.EVENT, b"{}")
+NO_JSON = journal._record(journal.EVENT, b"\xff")
+NO_OBJECT = journal._record(journal.DEVICE, b"5")
+DEEP = journal._record(journal.EVENT, b"[" * 100_000)
 NEWER = journal._record(journal.HEADER, b'{"schema": 2}')
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"x" * 100, HEADER[:-1], HEADER + SAMPLE_OF_NO_DEVICE, HEADER + NO_FIELDS, NO_FIELDS, NEWER]
+    "content",
+    [
+        b"",
+        b"x" * 100,
+        HEADER[:-1],
+        HEADER + SAMPLE_OF_NO_DEVICE,
+        HEADER + NO_FIELDS,
+        HEADER + NO_JSON,
+        HEADER + NO_OBJECT,
+        HEADER + DEEP,
+        NO_FIELDS,
+        NO_JSON,
+        NEWER,
+    ],
 )
 def test_what_no_sampler_writes_is_refused(content):
     with pytest.raises(JournalError):
