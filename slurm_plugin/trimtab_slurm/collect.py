@@ -24,7 +24,6 @@ from trimtab_slurm.journal import DeviceRecord, Journal
 from trimtab_slurm.merging import merge_parts, stamp
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
-
 COLLECTOR = "collector"
 """Kind of a journal's events that are no longer of the attempt."""
 

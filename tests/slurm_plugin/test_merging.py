@@ -1,8 +1,13 @@
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
+from random import Random
 
+import h5py
 import pytest
 
 from trimtab_slurm import merging
@@ -244,3 +249,117 @@ def test_a_file_that_holds_its_parts_is_not_written_again(job, make_part):
     write(job / "parts/n1-a.h5", make_part(end=99.0))
     collect_job(job)
     assert read(path).end_seconds == make_part(end=99.0).end_seconds
+
+
+COLLECT = """
+import sys
+from pathlib import Path
+from trimtab_slurm.merging import collect_job
+collect_job(Path(sys.argv[1]))
+"""
+
+
+def columns(path):
+    """Every column's stored bytes, by its place in the file."""
+    found = {}
+
+    def add(name, member):
+        if isinstance(member, h5py.Dataset) and member.size and member.dtype.kind != "O":
+            found[name] = member.id.read_direct_chunk((0,))[1]
+
+    with h5py.File(path) as file:
+        file.visititems(add)
+    return found
+
+
+def test_collecting_anew_gives_the_same_columns_byte_for_byte(job, make_part):
+    write(job / "parts/n2-a.h5", make_part("n2"))
+    (path,) = collect_job(job)
+    before = columns(path)
+    assert len(before) == 8
+    path.unlink()
+    collect_job(job)
+    assert columns(path) == before
+
+
+def test_a_collector_that_is_killed_at_any_instant_leaves_the_old_file_or_the_new_one(job, make_part):
+    (path,) = collect_job(job)
+    old = path.read_bytes()
+    for number in range(2, 12):
+        write(job / f"parts/n{number}-a.h5", make_part(f"n{number}"))
+    before = time.monotonic()
+    collect_job(job)
+    whole_seconds, new = time.monotonic() - before, path.read_bytes()
+    random, seen = Random(1), []
+    for _ in range(60):
+        path.write_bytes(old)
+        child = os.fork()
+        if child == 0:
+            collect_job(job)
+            os._exit(0)
+        time.sleep(random.uniform(0, 1.2 * whole_seconds))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        seen.append({old: "old", new: "new"}[path.read_bytes()])
+        assert {left.name for left in job.glob("[!.]*")} == {path.name, "parts"}
+    assert set(seen) == {"old", "new"}
+    unfinished = list(job.glob(".*"))
+    assert unfinished
+    for left in unfinished:
+        os.utime(left, (0, 0))
+    collect_job(job)
+    assert {left.name for left in job.iterdir()} == {path.name, "parts"}
+
+
+def test_collectors_of_several_nodes_at_once_put_one_file_in_place(job, make_part):
+    for number in range(2, 20):
+        write(job / f"parts/n{number}-a.h5", make_part(f"n{number}", start=-number))
+    processes = [subprocess.Popen([sys.executable, "-c", COLLECT, job]) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    (path,) = (path for path in job.iterdir() if path.name != "parts")
+    assert path.name == "20260528T202621Z.h5"
+    assert len(read(path).nodes) == 19
+
+
+UNLIKE_LOCAL = """
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+int flock(int fd, int operation) { errno = ENOLCK; return -1; }
+int lockf(int fd, int command, off_t length) { errno = ENOLCK; return -1; }
+int link(const char *from, const char *to) { errno = EPERM; return -1; }
+int fsync(int fd) {
+    struct stat status;
+    if (fstat(fd, &status) == 0 && S_ISDIR(status.st_mode)) { errno = EINVAL; return -1; }
+    return syscall(SYS_fsync, fd);
+}
+int fcntl(int fd, int command, ...) {
+    va_list rest;
+    va_start(rest, command);
+    long argument = va_arg(rest, long);
+    va_end(rest);
+    if (command == F_SETLK || command == F_SETLKW || command == F_GETLK) { errno = ENOLCK; return -1; }
+    return syscall(SYS_fcntl, fd, command, argument);
+}
+int fcntl64(int fd, int command, ...) __attribute__((alias("fcntl")));
+"""
+
+
+def test_no_lock_no_hard_link_and_no_sync_of_directories_is_needed(job, make_part, tmp_path):
+    (tmp_path / "unlike.c").write_text(UNLIKE_LOCAL)
+    library = tmp_path / "unlike.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", library, tmp_path / "unlike.c"], check=True)
+    write(job / "parts/n2-a.h5", make_part("n2"))
+    environment = os.environ | {"LD_PRELOAD": str(library)}
+
+    def run(code):
+        return subprocess.run([sys.executable, "-c", code, job], env=environment, capture_output=True, text=True)
+
+    assert "No locks available" in run("import h5py, sys; h5py.File(sys.argv[1] + '/x.h5', 'w', locking=True)").stderr
+    (job / "x.h5").unlink(missing_ok=True)
+    assert run(COLLECT).stderr == ""
+    (path,) = job.glob("*.h5")
+    assert read(path).missing_nodes == ()
