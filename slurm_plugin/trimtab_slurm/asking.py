@@ -154,11 +154,12 @@ def ask_drivers(name: str, discover: Callable[[], Discovery]) -> list[Outcome]:
 
 def ask_source(source: Source) -> list[Outcome]:
     """Ask a source for its devices, and each of them for its figures. One that fails costs its own figures alone."""
+    name = f"devices of {source.name}"  # which may be the name of a device too
     try:
         devices = source.devices()
     except Exception as error:  # noqa: BLE001  a library that fails must not end the samples of other devices
-        return [Outcome(source.name, fault=_described(source.name, error))]
-    return [Outcome(source.name), *map(_ask_device, devices)]
+        return [Outcome(name, fault=_described(source.name, error))]
+    return [Outcome(name), *map(_ask_device, devices)]
 
 
 def _ask_device(device: Device) -> Outcome:

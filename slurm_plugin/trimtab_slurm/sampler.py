@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from trimtab_slurm import faults, journal
+from trimtab_slurm import directories, faults, journal
 from trimtab_slurm.asking import Answer, Askers, Outcome, Question, Sample, ask_drivers, ask_source
 from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.devices import Discovery, discover
@@ -33,6 +33,8 @@ SILENT_SECONDS = 5.0
 """After which it is said that a source does not answer: a call of a driver takes milliseconds, seldom a second."""
 CHECK_SECONDS = 1.0
 """How often it is seen whether the attempt's state is still there, and whether a late answer has come."""
+LARGEST_CORRECTION_SECONDS = 1.0
+"""By how much the clock may drift while a job runs before it is said."""
 MOST_EVENTS = 1000
 """How many events wait for a journal that cannot be written to; then the oldest go."""
 
@@ -57,7 +59,9 @@ class Sampler:
         """Why the journal could not be written to the last time."""
 
     def note(self, kind: str, text: str) -> None:
-        """Have an event of this moment written with what is written next."""
+        """Have an event of this moment written with what is written next. A fault is said in syslog at once."""
+        if kind == "fault":
+            faults.warn(text)
         self._events.append((kind, text, time.monotonic()))
 
     def round(self, limit_seconds: float) -> None:
@@ -80,7 +84,7 @@ class Sampler:
         try:
             self._writer.end()
         except OSError as error:
-            faults.warn(f"sampler: {error}")
+            faults.warn(str(error))
 
     def _answers(self, limit_seconds: float) -> list[Outcome]:
         """What is answered within the limit. Sources that are found meanwhile have as long again."""
@@ -131,7 +135,6 @@ class Sampler:
         except OSError as error:  # a full disk, say: it may be possible again later
             if str(error) != self._trouble:
                 self._trouble = str(error)
-                faults.warn(f"sampler: {error}")
                 self.note("fault", f"journal: {error}; samples are lost until it can be written to")
         else:
             if self._trouble:
@@ -216,9 +219,19 @@ def _wait(deadline: float, state: Path, sampler: Sampler) -> str:
             return "SIGTERM"
         if not state.is_dir():
             return f"{state} has vanished"
+        for directory in (state.parent.parent, state.parent, state):
+            if doubt := directories.doubt(directory):
+                return doubt
         if left <= CHECK_SECONDS:
             return ""
         sampler.catch_up()
+
+
+def clock_change(seconds: float) -> str:
+    """What is to be said when the clock has been set by so much while the job ran; empty where it has been kept."""
+    if abs(seconds) < LARGEST_CORRECTION_SECONDS:
+        return ""
+    return f"the clock was set by {seconds:+.0f} s since the job began; times here go on from how it was then"
 
 
 def main() -> None:
@@ -227,7 +240,7 @@ def main() -> None:
         options, arguments = getopt.getopt(sys.argv[1:], "", ["fault="])
         _run([fault for _, fault in options], *map(Path, arguments))
     except Exception as error:  # noqa: BLE001  the boundary; what was written is collected by the epilog
-        faults.warn(f"sampler: {faults.describe(error)}")
+        faults.warn(faults.describe(error))
     os._exit(0)  # a usual end would wait for what a driver's library does at its own
 
 
@@ -235,6 +248,7 @@ def _run(injected: Sequence[str], path: Path, state: Path, config: Path) -> None
     os.umask(0o022)
     os.nice(NICENESS)
     recorded = journal.read(KEPT_DESCRIPTOR)
+    faults.introduce(f"sampler of job {recorded.attempt.job_id} on {recorded.attempt.node}")
     settings, _ = load_or_default(config)
     injection = Injection([*injected, *settings.fault.split(",")])
     sampler = Sampler(
@@ -246,7 +260,10 @@ def _run(injected: Sequence[str], path: Path, state: Path, config: Path) -> None
         sampler.note("fault", text)
     sampler.catch_up()
     injection.start()
-    sampler.end(sample_until_stopped(sampler, recorded.period_seconds, state))
+    reason = sample_until_stopped(sampler, recorded.period_seconds, state)
+    if change := clock_change(time.time() - time.monotonic() - recorded.offset_seconds):
+        sampler.note("fault", change)
+    sampler.end(reason)
     _hand_over(path, config)
 
 
