@@ -31,6 +31,9 @@ pytestmark = pytest.mark.slurm
 HARD_SECONDS = 2.0
 """What a hook may take, and by how much more a busy machine is late is added: see timed.py."""
 TIMED = Path(__file__).parent / "timed.py"
+PACKAGES = Path(collect.__file__).parent.parent
+"""Where the hooks import trimtab from."""
+PERIOD_SECONDS = 0.2
 LOST, MISMATCH = 15, 18
 """nvmlReturn_t: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_LIB_RM_VERSION_MISMATCH."""
 
@@ -64,7 +67,7 @@ class Row:
         self.config = self.directory / "node.toml"
         self.log = self.directory / "hooks.log"
         self.state, self.journals, self.profiles = (self.directory / name for name in ("run", "journals", "profiles"))
-        self.settings = NodeSettings(str(self.state), str(self.journals), str(self.profiles), 0.2)
+        self.settings = NodeSettings(str(self.state), str(self.journals), str(self.profiles), PERIOD_SECONDS)
         self.configure()
         self.hooks()
 
@@ -74,7 +77,7 @@ class Row:
         self.config.write_text(render(self.settings))
 
     def hooks(self, python=sys.executable, change=str, epilogs=1):
-        """Make slurmd's hooks this row's: with another Python, or a script that is changed, or that runs several times."""
+        """Make slurmd's hooks this row's: with another Python, a script that is changed, an epilog that runs again."""
         for which in ("prolog", "epilog"):
             script = self.directory / which
             script.write_text(change(hook_script(which, str(python), self.config)))
@@ -106,8 +109,7 @@ class Row:
 
     @contextlib.contextmanager
     def frozen(self, directory):
-        """A file system in the place of a directory, on which nobody can write until this is over: they wait, and cannot
-        be killed."""
+        """Put a file system in the place of a directory, to which nobody can write while this lasts: they wait."""
         image = self.directory / f"{directory.name}.ext4"
         with image.open("wb") as file:
             file.truncate(8 << 20)
@@ -126,8 +128,8 @@ class Row:
         return subprocess.run(command, env=self._box.environment, capture_output=True, text=True, timeout=120)
 
     @contextlib.contextmanager
-    def job(self, *options, gpus=2):
-        """A job that runs while this lasts, and must then end well; its id."""
+    def job(self, *options, gpus=2, alone=True):
+        """A job that runs while this lasts, and must then end well; its id. `alone`: the node must be idle then."""
         done = Path(tempfile.mktemp(prefix="done-", dir=self.directory))
         command = f"echo $SLURM_JOB_ID; while [ ! -e {done} ]; do sleep 0.05; done"
         running = subprocess.Popen(
@@ -143,7 +145,8 @@ class Row:
             done.touch()
             _, complaint = running.communicate(timeout=120)
         assert running.returncode == 0, complaint
-        self.idle()
+        if alone:
+            self.idle()
 
     def batch(self, script):
         """Submit a job, and wait until it has left the queue; its id."""
@@ -228,6 +231,13 @@ def arguments(entry):
         return b""
 
 
+def settled(path):
+    """Whether a file grows no more."""
+    before = path.stat().st_size
+    time.sleep(5 * PERIOD_SECONDS)
+    return path.stat().st_size == before
+
+
 def until(condition, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not (result := condition()):
@@ -273,3 +283,307 @@ def test_a_python_that_cannot_run_the_hooks(row, syslog, text, mode, code):
     row.ended()
     for which in ("prolog", "epilog"):
         syslog.said(f"{which} of job {job} on n1: exit code {code} from {python}")
+
+
+def test_an_installation_that_is_gone(row, syslog):
+    row.hooks(change=lambda text: text.replace(repr(str(PACKAGES)), "'/nowhere'"))
+    with row.job() as job:
+        assert not row.journals.exists()
+    syslog.said(f"prolog of job {job} on n1: exit code 1 from {sys.executable}")
+
+
+def test_no_run_bit_on_what_kills_a_python_that_hangs(row, gpus, syslog):
+    timeout = row.program("timeout", "", 0o644)
+    row.hooks(change=lambda text: text.replace("/usr/bin/timeout", str(timeout)))
+    with row.job() as job:
+        row.sampled(job)
+    assert row.faults(job) == []  # the job's profile lacks nothing
+    syslog.said(f"prolog of job {job} on n1: {timeout} cannot be run")
+
+
+def test_no_run_bit_on_what_writes_to_syslog(row):
+    logger, kernel_log = row.program("logger", "", 0o644), row.directory / "kmsg"
+    python = row.program("python", "#!/bin/sh\nexit 1\n")
+    row.hooks(
+        python, change=lambda text: text.replace("/usr/bin/logger", str(logger)).replace("/dev/kmsg", str(kernel_log))
+    )
+    with row.job() as job:
+        pass
+    assert kernel_log.read_text().strip() == f"<28>trimtab: epilog of job {job} on n1: exit code 1 from {python}"
+
+
+def test_a_syslog_that_nobody_reads(row, gpus, syslog):
+    row.config.write_text("unknown = 1\n")  # something to be said by the hooks themselves
+    with syslog.unread(), row.job():
+        pass
+    row.hooks(python="/bin/false")  # and by their script
+    with syslog.unread(), row.job():
+        pass
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"], ids=["missing", "broken"])
+def test_a_sampler_that_cannot_start(row, syslog, python):
+    row.configure(python=python)
+    with row.job() as job:
+        row.journal(job)
+    row.ended()
+    faults = row.recovered(job)
+    assert f"the sampler, process {faults[-1].split()[3]} has died" == faults[-1]
+    if python.startswith("/nowhere"):
+        assert faults[0] == f"sampler: {python}: No such file or directory"
+        syslog.said(f"prolog of job {job} on n1: {faults[0]}")
+    syslog.said(f"epilog of job {job} on n1: {faults[-1]}")
+
+
+# The driver
+
+
+def test_no_nvml(row, syslog):
+    with row.job() as job:
+        row.sampled(job)
+    (fault,) = row.faults(job)
+    assert fault.startswith("GPU driver not found: 2 GPUs held (0,1), not measured: ".replace("0,1", "0, 1"))
+    syslog.said(f"job {job} on n1: {fault}")
+
+
+def test_an_nvml_of_another_version_than_the_driver(row, gpus, syslog):
+    gpus.script(f"{gpus.gpus(2)}fail * Init {MISMATCH}\n")
+    with row.job() as job:
+        row.sampled(job)
+    (fault,) = row.faults(job)
+    assert fault.startswith(
+        "GPU driver does not work: 2 GPUs held (0, 1), not measured: NVML: the library is of another"
+    )
+    syslog.said(f"job {job} on n1: {fault}")
+
+
+def test_a_gpu_that_is_lost_while_the_job_runs(row, gpus, syslog):
+    with row.job() as job:
+        row.sampled(job, 2)
+        gpus.script(f"{gpus.gpus(2)}fail 1 * {LOST}\n")
+        until(lambda: b"fault" in row.journal(job).read_bytes())
+        row.sampled(job, 4)
+    fault, *more = row.faults(job)
+    assert "GPU-1" in fault
+    assert more == []
+    (profile,) = row.parts(job)
+    kept, lost = (device.samples["time_seconds"] for device in profile.nodes[0].devices)
+    assert len(kept) > len(lost) >= 2
+    syslog.said(f"job {job} on n1: {fault}")
+
+
+@pytest.mark.parametrize("call", ["* Init", "1 *"], ids=["at the start", "of one GPU while the job runs"])
+def test_a_call_of_the_driver_that_hangs(row, gpus, syslog, call):
+    with row.job() if call == "1 *" else contextlib.nullcontext() as job:
+        if job:
+            row.sampled(job, 2)
+        gpus.script(f"{gpus.gpus(2)}delay {call} 3600\n")
+        if job:
+            row.sampled(job, 4)
+    if not job:
+        with row.job() as job:
+            until(lambda: b"started" in row.journal(job).read_bytes())
+    (fault,) = row.faults(job)
+    assert "no answer in the last" in fault
+    assert fault.startswith("GPU-1" if call == "1 *" else "the drivers")
+    syslog.said(f"job {job} on n1: {fault}")
+
+
+# Disks and directories
+
+
+def test_a_disk_of_the_journals_that_is_full(row, syslog):
+    row.mount(row.journals, "-t", "tmpfs", "-o", "size=16k,mode=0700", "none")
+    row.fill(row.journals)
+    with row.job() as job:
+        pass
+    assert row.parts(job) == []
+    syslog.said(f"prolog of job {job} on n1: ", "No space left on device")
+
+
+def test_a_disk_of_the_journals_that_becomes_full(row, gpus, syslog):
+    row.mount(row.journals, "-t", "tmpfs", "-o", "size=64k,mode=0700", "none")
+    with row.job() as job:
+        row.sampled(job)
+        row.fill(row.journals)
+        until(lambda: settled(row.journal(job)))  # its last page is full too
+        (row.journals / "filler").unlink()
+        row.sampled(job)
+    faults = row.faults(job)
+    assert faults[0].startswith("journal: ")
+    assert faults[-1] == "journal: can be written to again"
+    syslog.said(f"job {job} on n1: {faults[0]}")
+
+
+def test_a_disk_of_the_profiles_that_is_full(row, gpus, syslog):
+    row.mount(row.profiles, "-t", "tmpfs", "-o", "size=16k,mode=0755", "none")
+    row.fill(row.profiles)
+    with row.job() as job:
+        row.sampled(job)
+    row.ended()
+    (row.profiles / "filler").unlink()
+    row.mount(row.profiles, "-t", "tmpfs", "-o", "mode=0755", "none")  # a larger one
+    (fault, *_) = row.recovered(job)
+    assert "No space left on device" in fault
+    syslog.said(f"job {job} on n1: ", "No space left on device")
+
+
+@pytest.mark.parametrize("place", ["state", "journals", "profiles"])
+@pytest.mark.parametrize("fault", ["read-only", "another's", "writable to all", "a file"])
+def test_a_directory_that_cannot_be_used(row, gpus, syslog, place, fault):
+    directory = getattr(row, place)
+    if fault == "a file":
+        directory.write_text("")
+    else:
+        directory.mkdir(mode=0o755)
+    if fault == "read-only":
+        row.mount(directory, "-t", "tmpfs", "-o", "ro,mode=0755", "none")
+        said = "Read-only file system"
+    elif fault == "another's":
+        os.chown(directory, 4711, 4711)
+        said = "could be written to by another user (owner 4711, mode 0755)"
+    elif fault == "writable to all":
+        directory.chmod(0o777)
+        said = "could be written to by another user (owner 0, mode 0777)"
+    else:
+        said = "Not a directory"
+    with row.job() as job:
+        if place == "profiles":
+            row.sampled(job)
+    row.ended()
+    if place == "profiles":
+        if fault == "a file":
+            directory.unlink()
+        elif fault == "read-only":
+            subprocess.run(["mount", "-o", "remount,rw", directory], check=True)
+        else:
+            os.chown(directory, 0, 0)
+            directory.chmod(0o755)
+        faults = row.recovered(job)
+        assert all(said in fault for fault in faults)
+        assert faults
+    else:
+        assert row.parts(job) == []
+    syslog.said(f"job {job} on n1: ", said)
+
+
+def test_a_state_directory_that_others_may_write_to_from_now_on(row, gpus, syslog):
+    with row.job() as job:
+        row.sampled(job)
+        row.state.chmod(0o777)
+    row.ended()  # its epilog could not tell it
+    (profile,) = row.parts(job)
+    assert f"{row.state} could be written to by another user" in profile.nodes[0].events[-1].text
+    syslog.said(f"epilog of job {job} on n1: ", "could be written to by another user (owner 0, mode 0777)")
+
+
+@pytest.mark.parametrize("place", ["state", "journals", "profiles"])
+def test_a_file_system_that_hangs(row, gpus, syslog, place):
+    """Beyond the reach of SIGKILL, as a dead file server is."""
+    with row.frozen(getattr(row, place)), row.job() as job:
+        if place == "profiles":
+            row.sampled(job)
+    if place == "profiles":
+        (fault,) = row.faults(job)
+        assert fault == f"profile directory: {row.profiles} did not answer within 0.3 s"
+        syslog.said(f"prolog of job {job} on n1: {fault}")
+    else:
+        row.ended()
+        syslog.said(f"prolog of job {job} on n1: exit code 137 from {sys.executable}")
+
+
+# Prologs, epilogs and attempts
+
+
+def test_an_epilog_without_a_prolog(row):
+    row.hooks(change=lambda text: text if "epilog" in text else "#!/bin/sh\n")
+    with row.job() as job:
+        pass
+    assert row.parts(job) == []
+
+
+def test_an_epilog_that_runs_three_times(row, gpus):
+    row.hooks(epilogs=3)
+    with row.job() as job:
+        row.sampled(job)
+    assert row.faults(job) == []
+    assert not (row.state / "n1" / str(job)).exists()
+
+
+def test_a_sampler_that_is_killed(row, gpus, syslog):
+    with row.job() as job:
+        row.sampled(job, 4)
+        sampler, samples = row.sampler(job), row.samples(job)
+        os.kill(sampler, signal.SIGKILL)
+        until(lambda: proc.read_stat(sampler) is None)
+    (fault,) = row.faults(job)
+    assert fault == f"the sampler, process {sampler}, has died"
+    (profile,) = row.parts(job)
+    assert sum(len(device.samples["time_seconds"]) for device in profile.nodes[0].devices) >= samples
+    syslog.said(f"epilog of job {job} on n1: {fault}")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "garbage at its end", "garbage at its beginning"])
+def test_a_journal_that_is_damaged(row, gpus, syslog, damage):
+    with row.job() as job:
+        row.sampled(job, 6)
+        sampler, path = row.sampler(job), row.journal(job)
+        os.kill(sampler, signal.SIGKILL)
+        until(lambda: proc.read_stat(sampler) is None)
+        content = path.read_bytes()
+        noise = random.Random(0).randbytes(4096)
+        kept = {"truncated": content[:-5], "garbage at its end": content + noise}.get(damage, noise + content)
+        path.write_bytes(kept)
+    row.ended()
+    if damage.endswith("beginning"):
+        assert row.parts(job) == []
+        assert path.with_suffix(".damaged").stat().st_size >= len(kept)
+        syslog.said(path.name, "cannot be used, and is kept as .damaged")
+        return
+    (profile,) = row.parts(job)
+    (node,) = profile.nodes
+    assert min(len(device.samples["time_seconds"]) for device in node.devices) >= 2
+    (said,) = [event.text for event in node.events if event.text.startswith("damaged: ")]
+    syslog.said(f"job {job} on n1: ", said)
+
+
+@pytest.mark.parametrize("clock", ["right", "set back an hour after the first attempt began"])
+def test_two_attempts_of_one_job(row, gpus, syslog, clock):
+    """slurmd's clock, and this machine's, cannot be set here: the first attempt's prolog sees one that is ahead."""
+    if clock != "right":
+        ahead = (
+            "import os, time; real, ns = time.time, time.time_ns; "
+            "hour = 3600 * (os.environ['SLURM_JOB_RESTART_COUNT'] == '0'); "
+            "time.time = lambda: real() + hour; time.time_ns = lambda: ns() + hour * 10**9"
+        )
+        row.hooks(row.program("python", f'#!/bin/sh\nexec {sys.executable} -I -S -c "{ahead}\n$4"\n'))
+    job = row.batch('[ -n "$SLURM_RESTART_COUNT" ] && exec sleep 1; sleep 1; scontrol requeue $SLURM_JOB_ID; sleep 60')
+    attempts = sorted(row.parts(job), key=lambda profile: profile.restart_count)
+    assert [profile.restart_count for profile in attempts] == [0, 1]
+    for profile in attempts:
+        assert 0.5 < profile.end_seconds - profile.start_seconds < 60
+        for device in profile.nodes[0].devices:
+            times = device.samples["time_seconds"]
+            assert profile.start_seconds <= times[0] < times[-1] <= profile.end_seconds
+    if clock != "right":
+        (fault,) = [event.text for event in attempts[0].nodes[0].events if event.kind == "fault"]
+        assert fault.startswith("the clock was set by -3600 s")
+        syslog.said(f"job {job} on n1: {fault}")
+
+
+def test_the_end_of_one_job_does_not_touch_another_jobs_sampler(row, gpus):
+    with row.job(gpus=1) as kept:
+        with row.job(gpus=1, alone=False) as ended:
+            row.sampled(ended)
+            sampler = row.sampler(ended)
+        until(lambda: proc.read_stat(sampler) is None)
+        row.sampled(kept, 3)
+    assert [row.faults(job) for job in (kept, ended)] == [[], []]
+
+
+def test_a_job_that_opts_out(row, gpus):
+    with row.job("--comment=a demo, trimtab=off") as job:
+        pass
+    assert not (row.profiles / "sandbox" / str(job)).exists()
+    assert not (row.state / "n1" / str(job)).exists()
+    assert not row.journals.exists()
