@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trimtab_slurm import faults, journal
+from trimtab_slurm import journal
 from trimtab_slurm.devices import Device, DeviceError, Discovery, Identity, Reading, Source
 
 FORMS = {
@@ -77,8 +77,9 @@ class Injection:
     """The faults of one sampler. What it wraps is left as it is where there are none."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """A fault that is none is said in the announcements and in syslog, and left out: a job needs its profile."""
+        """A fault that is none is said in the announcements, and left out: a job is to have its profile all the same."""
         self.announcements: list[str] = []
+        """For the events and for syslog: nobody is to take a fault of these for a real one."""
         self._faults: list[Fault] = []
         self._begin = math.inf
         for text in filter(None, map(str.strip, texts)):
@@ -86,7 +87,6 @@ class Injection:
                 self._faults.append(parse(text))
                 self.announcements.append(f"injected: {text}")
             except InjectionError as error:
-                faults.warn(f"sampler: {error}")
                 self.announcements.append(f"not injected: {error}")
 
     def start(self) -> None:

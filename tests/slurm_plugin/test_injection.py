@@ -99,14 +99,13 @@ def test_a_driver_that_cannot_be_used_gives_no_sources():
         Injection(["driver"]).discover(lambda: FOUND)()
 
 
-def test_what_is_no_fault_is_said_and_left_out(syslog):
-    injection = Injection(["lost:0@5", "lots:0@5"])
-    first, second = injection.announcements
+def test_what_is_no_fault_is_said_and_left_out():
+    first, second = Injection(["lost:0@5", "lots:0@5"]).announcements
     assert first == "injected: lost:0@5"
     assert second.startswith("not injected: fault 'lots:0@5' is not known; choose from lost:INDEX@SECONDS, ")
 
 
-def test_a_task_is_lost_by_its_rank_and_others_go_on(start_sampler, start_task, until):
+def test_a_task_is_lost_by_its_rank_and_others_go_on(start_sampler, start_task, until, syslog):
     for rank in (0, 1):
         start_task(start_sampler.attempt, rank)
     sampler = start_sampler(fault="lost:1@0.3, unsupported:memory_used_bytes", options=["--fault", "bad"])
@@ -126,6 +125,8 @@ def test_a_task_is_lost_by_its_rank_and_others_go_on(start_sampler, start_task, 
     assert (kept.index, lost.index) == (0, 1)
     assert 2 <= len(lost.samples["time_seconds"]) < len(kept.samples["time_seconds"])
     assert kept.absent == lost.absent == {"memory_used_bytes": "injected: not supported"}
+    for words in ("not injected: fault 'bad'", "injected: lost:1@0.3", "injected: cpu-n1-task1 is lost"):
+        syslog.said("sampler of job 7 on n1", words)
 
 
 def test_a_call_that_hangs_keeps_neither_the_sampler_nor_its_end(start_sampler, start_task, until):

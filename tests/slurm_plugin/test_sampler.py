@@ -28,15 +28,30 @@ class FakeDevice:
 
 
 class FakeSource:
-    name = "FakeSource"
+    """Devices that may be changed; `open`: cleared, asking for them hangs until it is set."""
 
-    def __init__(self, *devices):
+    def __init__(self, *devices, name="FakeSource"):
+        self.name = name
         self.present = list(devices)
+        self.open = threading.Event()
+        self.open.set()
+        self.asked = 0
 
     def devices(self):
+        self.asked += 1
+        self.open.wait()
         if isinstance(self.present, Exception):
             raise self.present
         return self.present
+
+
+@pytest.fixture
+def hanging():
+    """A source of one device that hangs until the test, or its end, lets it go."""
+    source = FakeSource(FakeDevice("hung", Reading({"power_watts": 7.0})), name="stuck driver")
+    source.open.clear()
+    yield source
+    source.open.set()
 
 
 @pytest.fixture
@@ -84,6 +99,131 @@ def test_a_fault_is_said_when_it_begins_and_costs_its_own_sample_alone(writer):
     driver.present = RuntimeError("library went away")
     sampler.round(LIMIT_SECONDS)
     assert faults(writer) == ["a: GPU is lost", "a: KeyError: 'x'", "FakeSource: RuntimeError: library went away"]
+
+
+def test_a_source_that_hangs_holds_up_no_other_source(writer, hanging):
+    """The first of them: the others are asked by another thread, in the same round."""
+    others = [FakeSource(FakeDevice(uuid, Reading({}))) for uuid in "abc"]
+    sampler = Sampler(writer, lambda: Discovery((hanging, *others), ()))
+    for _ in range(3):
+        sampler.round(LIMIT_SECONDS)
+    assert {uuid: len(found) for uuid, found in rows(writer).items()} == {"a": 3, "b": 3, "c": 3}
+    assert hanging.asked == 1  # not asked again before it has answered
+
+
+def test_as_many_calls_may_hang_as_there_are_sources(writer, hanging, until):
+    stuck = [FakeSource(FakeDevice(uuid, Reading({})), name=uuid) for uuid in "abcdefg"]
+    for source in stuck:
+        source.open = hanging.open
+    sampler = Sampler(writer, lambda: Discovery((*stuck, FakeSource(FakeDevice("last", Reading({})))), ()))
+    sampler.round(LIMIT_SECONDS)
+    until(lambda: sampler.round(LIMIT_SECONDS) or rows(writer).keys() == {"last"})
+    assert [source.asked for source in stuck] == [1] * 7
+
+
+def test_a_late_answer_is_kept_with_the_time_of_its_measurement(writer, hanging):
+    sampler = Sampler(writer, lambda: Discovery((hanging,), ()))
+    sampler.round(0.1)
+    assert rows(writer) == {}
+    before = time.time()
+    hanging.open.set()
+    time.sleep(0.3)
+    noticed = time.time()
+    sampler.catch_up()
+    (device,) = journal.read(writer.descriptor).devices
+    assert device.rows[0][0] == 7.0
+    assert before - 0.01 < device.times[0] < noticed - 0.1  # the two clocks are read one after the other
+    sampler.round(LIMIT_SECONDS)
+    assert hanging.asked == 2
+
+
+def test_a_source_that_does_not_answer_is_said_once_and_when_it_does(writer, hanging, until, monkeypatch):
+    monkeypatch.setattr("trimtab_slurm.sampler.SILENT_SECONDS", 0.2)
+    sampler = Sampler(writer, lambda: Discovery((hanging,), ()))
+    sampler.round(0.3)
+    for _ in range(3):
+        sampler.round(3600.0)  # who is known not to answer is not waited for
+    assert faults(writer) == ["stuck driver: no answer for 0.2 s, and no figures until there is one"]
+    hanging.open.set()
+    until(lambda: sampler.catch_up() or rows(writer))
+    sampler.catch_up()
+    assert faults(writer)[1].startswith("stuck driver: answered after 0.")
+    sampler.round(LIMIT_SECONDS)
+    assert len(rows(writer)["hung"]) == 2
+    assert len(faults(writer)) == 2
+
+
+def test_who_has_not_answered_at_the_end_is_said(writer, hanging):
+    sampler = Sampler(writer, lambda: Discovery((hanging,), ()))
+    sampler.round(0.1)
+    sampler.end("SIGTERM")
+    assert faults(writer) == ["stuck driver: no answer in the last 0.1 s of sampling"]
+    found = journal.read(writer.descriptor)
+    assert (found.ended, found.events[-1][1:]) == (True, ("sampler", "stopped: SIGTERM"))
+
+
+def test_drivers_that_do_not_answer_are_said_and_measured_when_they_do(writer, hanging, until, monkeypatch):
+    monkeypatch.setattr("trimtab_slurm.sampler.SILENT_SECONDS", 0.2)
+    device = FakeDevice("a", Reading({}))
+
+    def discover():
+        hanging.open.wait()
+        return Discovery((FakeSource(device),), ())
+
+    sampler = Sampler(writer, discover)
+    sampler.round(0.3)
+    assert faults(writer) == ["the drivers: no answer for 0.2 s, and no figures until there is one"]
+    hanging.open.set()
+    until(lambda: sampler.catch_up() or rows(writer))
+    sampler.round(LIMIT_SECONDS)
+    assert len(rows(writer)["a"]) == 2
+
+
+def test_drivers_that_fail_are_said_and_not_asked_again(writer):
+    asked = []
+
+    def discover():
+        asked.append(1)
+        raise RuntimeError("no such driver")
+
+    sampler = Sampler(writer, discover)
+    for _ in range(3):
+        sampler.round(LIMIT_SECONDS)
+    assert faults(writer) == ["the drivers: RuntimeError: no such driver"]
+    assert len(asked) == 1
+
+
+def test_events_of_a_device_have_the_time_of_the_reading_that_found_them(writer, hanging):
+    hanging.present = [FakeDevice("a", Reading({}, events=[("xid", "79"), ("throttle", "power cap")]))]
+    sampler = Sampler(writer, lambda: Discovery((hanging,), ()))
+    sampler.round(0.1)
+    hanging.open.set()
+    time.sleep(0.2)
+    sampler.catch_up()
+    found = journal.read(writer.descriptor)
+    (moment,) = found.devices[0].times
+    assert found.events == [(moment, "xid", "79"), (moment, "throttle", "power cap")]
+
+
+def test_processes_are_written_when_they_change(writer):
+    readings = [{7: 1e9, 8: math.nan}, {7: 1e9, 8: math.nan}, None, {7: 2e9, 8: math.nan}, {8: 5.0}, {}]
+    device = FakeDevice("a", *(Reading({}, processes=held) for held in readings))
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(device),), ()))
+    for _ in readings:
+        sampler.round(LIMIT_SECONDS)
+    (found,) = journal.read(writer.descriptor).devices
+    places = {moment: place for place, moment in enumerate(found.times)}
+    changes = [(places[moment], pid, size) for moment, pid, size in found.processes]
+    assert str(changes) == str([(0, 7, 1e9), (0, 8, math.nan), (3, 7, 2e9), (4, 7, 0.0), (4, 8, 5.0), (5, 8, 0.0)])
+
+
+def test_a_reading_of_no_figures_is_the_devices_fault(writer):
+    device = FakeDevice("a", Reading({"power_watts": "many"}), Reading({"power_watts": 1.0}))
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(device),), ()))
+    for _ in range(2):
+        sampler.round(LIMIT_SECONDS)
+    assert faults(writer) == ["a: ValueError: could not convert string to float: 'many'"]
+    assert len(rows(writer)["a"]) == 1
 
 
 def test_reasons_for_what_is_absent_are_kept(writer):
@@ -144,6 +284,10 @@ def test_a_disk_that_is_full_for_a_time_loses_that_time_alone(writer, tmp_path, 
     threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     assert sample_until_stopped(sampler, 0.1, tmp_path) == "SIGTERM"
     assert len(rows(writer)["a"]) >= 3
+    assert faults(writer) == [
+        "journal: [Errno 28] No space left on device; samples are lost until it can be written to",
+        "journal: can be written to again",
+    ]
 
 
 def test_neither_hooks_nor_sampler_load_what_is_heavy():
@@ -154,29 +298,3 @@ def test_neither_hooks_nor_sampler_load_what_is_heavy():
     )
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n"
-
-
-def test_killed_at_any_instant_a_sampler_leaves_what_it_has_written(tmp_path, attempt):
-    """The kernel completes each write: at most the round that was not written yet is lost."""
-    code = (
-        "import sys, itertools; from pathlib import Path; from trimtab_slurm import journal; "
-        "from trimtab_slurm.attempt import Attempt;"
-        "path, writer = journal.create(Path(sys.argv[1]), Attempt('c', 1, 0.0, 'n', 'u', 0, 0, 0, (), ()), 1.0);"
-        "writer.device(0, journal.DeviceRecord('a', 'gpu', 'm', 0, 'd', ('x_count',)));"
-        "[(writer.samples([(0, 0.0, (float(number),))]), print(number, flush=True)) for number in itertools.count()]"
-    )
-    for trial in range(5):
-        directory = tmp_path / str(trial)
-        process = subprocess.Popen([sys.executable, "-c", code, directory], stdout=subprocess.PIPE)
-        process.stdout.readline()
-        time.sleep(0.01 * trial)
-        process.kill()
-        told = [int(line) for line in process.stdout.read().split(b"\n")[:-1]]
-        process.wait()
-        process.stdout.close()
-        (path,) = journal.orphans(directory)
-        found = journal.parse(path.read_bytes())
-        assert found.damage == ""
-        numbers = [row[0] for row in found.devices[0].rows]
-        assert numbers == [float(number) for number in range(len(numbers))]
-        assert len(numbers) > max(told, default=0)
