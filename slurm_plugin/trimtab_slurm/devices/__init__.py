@@ -1,8 +1,7 @@
 """The driver seam: what measures, behind two protocols.
 
-A device gives a reading when asked. A source knows which devices it has at present. Sources are read at the same time,
-the devices of one after another: a driver that hangs holds up its own source alone. `discover` names the sources of an
-attempt.
+A device gives a reading when asked. A source knows which devices it has at present, which are read one after another: a
+call that hangs holds up the rest of its source, and no other. `discover` names the sources of an attempt.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -67,7 +66,7 @@ class Device(Protocol):
 
 
 class Source(Protocol):
-    """Devices that are read one after another. Used by one thread at a time."""
+    """Devices that are read one after another. Used by one thread at a time, not always by the same one."""
 
     @property
     def name(self) -> str:
