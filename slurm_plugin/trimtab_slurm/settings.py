@@ -108,9 +108,23 @@ def render(settings: NodeSettings) -> str:
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of a TOML text. Raises ValueError."""
+    values: dict[str, Any] = {}
+    for line in text.split("\n"):
+        match = re.fullmatch(_PLAIN_LINE, line, re.ASCII)
+        if not match or match[1] in values:
+            import tomllib  # late: it is a tenth of what a job waits for, and most texts are plain
+
+            return tomllib.loads(text)
+        if match[1]:
+            values[match[1]] = json.loads(match[2])
+    return values
+
+
 def _parse(path: Path, content: bytes) -> NodeSettings:
     try:
-        values = _toml(content.decode())
+        values = parse_toml(content.decode())
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     types = {field.name: field.type for field in fields(NodeSettings)}
@@ -126,20 +140,6 @@ def _parse(path: Path, content: bytes) -> NodeSettings:
         return NodeSettings(**values)
     except SettingsError as error:
         raise SettingsError(f"{path}: {error}") from error
-
-
-def _toml(text: str) -> dict[str, Any]:
-    """The values of a TOML text. Raises ValueError."""
-    values: dict[str, Any] = {}
-    for line in text.split("\n"):
-        match = re.fullmatch(_PLAIN_LINE, line, re.ASCII)
-        if not match or match[1] in values:
-            import tomllib  # late: it is a tenth of what a job waits for, and most texts are plain
-
-            return tomllib.loads(text)
-        if match[1]:
-            values[match[1]] = json.loads(match[2])
-    return values
 
 
 def _typed(where: str, value: Any, kind: Any) -> Any:
