@@ -25,7 +25,10 @@ def as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
     if os.geteuid() != 0 or uid == 0:
         action()
         return
-    import h5py  # noqa: F401  now, since the user may not be able to read where trimtab is installed
+    # What is imported late elsewhere: the user may not be able to read where it is installed.
+    import socket  # noqa: F401
+
+    import h5py  # noqa: F401
 
     reader, writer = os.pipe()
     child = os.fork()
@@ -38,7 +41,7 @@ def as_user(uid: int, gid: int, action: Callable[[], object]) -> None:
             os.setuid(uid)
             action()
             status = 0
-        except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        except (OSError, ValueError, RuntimeError, MemoryError, ImportError) as error:
             os.write(writer, faults.describe(error).encode()[:_LONGEST_ANSWER_BYTES])
         finally:
             os._exit(status)

@@ -32,14 +32,12 @@ def open_own(path: Path, mode: int) -> int:
     Raises OSError where it cannot be made, is no directory, or another user could write to it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _make(path, mode, None)
-    return _checked(path, os.open(path, DIRECTORY))
+    return _opened_own(path, mode, None)
 
 
 def open_own_below(directory: int, name: str, mode: int) -> int:
     """As `open_own`, for a name in an open directory."""
-    _make(name, mode, directory)
-    return _checked(name, os.open(name, DIRECTORY, dir_fd=directory))
+    return _opened_own(name, mode, directory)
 
 
 def staff_gid(group: str) -> tuple[int | None, str]:
@@ -107,13 +105,6 @@ def _opened_new(above: int, name: str) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _make(path: str | Path, mode: int, directory: int | None) -> None:
-    try:
-        os.mkdir(path, mode, dir_fd=directory)
-    except FileExistsError:
-        return
-
-
 def doubt(path: Path) -> str:
     """Why a directory is not one that only this process's user can write to (any more); empty where it is."""
     try:
@@ -122,7 +113,15 @@ def doubt(path: Path) -> str:
         return f"{path}: {error.strerror}"
 
 
-def _checked(name: str | Path, descriptor: int) -> int:
+def _opened_own(name: str | Path, mode: int, directory: int | None) -> int:
+    try:
+        os.mkdir(name, mode, dir_fd=directory)
+        made = True
+    except FileExistsError:
+        made = False
+    descriptor = os.open(name, DIRECTORY, dir_fd=directory)
+    if made:
+        os.fchmod(descriptor, mode)  # whatever the umask
     if found := _doubt(name, os.fstat(descriptor)):
         os.close(descriptor)
         raise PermissionError(found)

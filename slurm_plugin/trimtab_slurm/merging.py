@@ -28,7 +28,7 @@ UNFINISHED_SECONDS = 3600.0
 """A file that was begun so long ago, and has not been written to since, is a killed process's."""
 
 _FILE = re.compile(r"\d{8}T\d{6}Z(-restart\d+)?\.h5")
-_PART = re.compile(r".+-(\d{8}T\d{6}(?:\.\d{6})?)Z\.h5")
+_PART = re.compile(r".+-(\d{8}T\d{6}(?:\.\d{6})?Z)\.h5")
 
 log = logging.getLogger(__name__)
 
@@ -215,9 +215,8 @@ def _is_of(part: Path, members: Iterable[Header]) -> bool:
     match = _PART.fullmatch(part.name)
     if not match:
         return False
-    form = "%Y%m%dT%H%M%S.%f" if "." in match[1] else "%Y%m%dT%H%M%S"
     try:
-        seconds = datetime.strptime(match[1], form).replace(tzinfo=UTC).timestamp()
+        seconds = datetime.fromisoformat(match[1]).timestamp()
     except ValueError:
         return False
     return any(

@@ -20,6 +20,15 @@ def test_a_job_directory_belongs_to_its_user_alone(tmp_path):
     assert [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made.parent.parent)] == [0o755, 0o755]
 
 
+def test_no_umask_keeps_its_user_from_it(tmp_path):
+    before = os.umask(0o077)
+    try:
+        made = make_job_directory(tmp_path / "profiles", "lab", 7, 1000, 1001)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (made.parent, made.parent.parent)] == [0o755, 0o755]
+
+
 def test_staff_may_read_what_is_made_in_it(tmp_path):
     made = make_job_directory(tmp_path, "lab", 7, 1000, 1001, staff=2000)
     assert ownership(made) == ownership(made / "parts") == (1000, 2000, 0o2750)
