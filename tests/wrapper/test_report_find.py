@@ -73,9 +73,49 @@ def test_the_newest_attempt_is_shown_and_the_chain_is_listed(root, profile, prof
     (found,) = load("42", None, root)
     assert found.summary.restart_count == 1
     assert [(one.number, one.state) for one in found.summary.attempts] == [(1, "stopped"), (2, "finished")]
+    assert (found.summary.attempt_number, found.summary.previous) == (2, "20260528T202640Z.h5")
     (older,) = load("42", "1", root)
     assert older.summary.outcome.sentence == "stopped at step 9 of 30"
+    assert (older.summary.attempt_number, older.summary.previous) == (1, "")
     assert [recorded.summary.restart_count for recorded in load("42", "all", root)] == [0, 1]
+
+
+def test_the_attempt_before_is_said_in_terminal_and_page(root, profile, profiles, tmp_path):
+    first = profiles.change(later(profile, 0, 0), attributes={"exit_code": 75, "outcome": "stopped at step 9 of 30"})
+    leave(root, first, "training-1.h5")
+    leave(root, later(profile, 1000, 1), "training-2.h5")
+    page = tmp_path / "page.html"
+    command = CliRunner().invoke(main, ["report", "42", "--profiles", str(root), "--html", str(page)])
+    assert command.exit_code == 0
+    sentence = "ttempt 2 of 2; the one before stopped: stopped at step 9 of 30"
+    assert f"A{sentence}" in command.stdout
+    assert f"a{sentence}" in page.read_text()
+    alone = CliRunner().invoke(main, ["report", str(root / "lab/42/20260528T204320Z-restart1.h5")])
+    assert "Attempt 2; the one before is in 20260528T202640Z.h5" in alone.stdout
+    only = CliRunner().invoke(main, ["report", "42", "--profiles", str(root), "--attempt", "1"])
+    assert "the one before" not in only.stdout
+
+
+def test_an_earlier_job_of_the_same_id_is_another_chain(root, profile):
+    weeks = 21 * 86400
+    leave(root, later(profile, 0, 0), "training-1.h5")
+    leave(root, later(profile, 1000, 1), "training-2.h5")
+    leave(root, later(profile, weeks, 0), "training-3.h5")
+    (found,) = load("42", "all", root)
+    assert [attempt.number for attempt in found.summary.attempts] == [1]
+    assert (found.summary.start_seconds, found.summary.previous) == (profile.start_seconds + weeks, "")
+    with pytest.raises(ReportError, match=r"choose from 1 to 1, or all; of an earlier job of this id, name the file: "):
+        load("42", "2", root)
+    (earlier,) = load(str(root / "lab/42/20260528T202640Z.h5"), None, None)
+    assert earlier.summary.start_seconds == profile.start_seconds
+
+
+def test_a_part_that_was_left_out_is_among_the_events(root, profile):
+    leave_parts(root, profile)
+    (root / "lab/42/parts/n2-20260528T202640Z.h5").write_bytes(b"cut")
+    (found,) = load("42", None, root)
+    (event,) = (event for event in found.summary.events if event.source == "profile")
+    assert (event.kind, "n2-20260528T202640Z.h5 is no profile" in event.text) == ("part", True)
 
 
 @pytest.mark.parametrize("attempt", ["0", "3", "x", "-1"])
