@@ -179,7 +179,7 @@ def test_nvlink_is_a_rate_between_two_readings_and_never_negative(nvml_stub, wat
 def test_gpm_figures_are_between_two_samples_far_enough_apart(nvml_stub, watch):
     percent = {2: 81.5, 3: 40.25, 5: 62.5, 10: 30.0}
     metrics = "".join(f"set 0 Gpm{metric} {value}\n" for metric, value in (percent | {20: 1.5, 21: 2048}).items())
-    metrics += "delay 0 PcieSent 3600\n"  # which is not asked where GPM tells
+    metrics += "fail 0 PcieSent 999\n"  # which is not asked where GPM tells
     nvml_stub.script(nvml_stub.gpus(1) + GPM + metrics)
     watched = watch("0")
     gpm = {
