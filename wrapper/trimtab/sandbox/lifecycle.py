@@ -236,7 +236,8 @@ def _take_down(sandbox: Sandbox) -> None:
             _end_jobs(sandbox)
         nodes = [daemon for daemon in sandbox.daemons if daemon.name in sandbox.spec.node_names]
         processes.stop(nodes, GRACE_SECONDS)
-        processes.stop(processes.on_nodes(places), GRACE_SECONDS)
+        for _ in range(2):  # a sampler that is stopped leaves a collector
+            processes.stop(processes.on_nodes(places), GRACE_SECONDS)
         for daemon in reversed([daemon for daemon in sandbox.daemons if daemon not in nodes]):
             processes.stop([daemon], GRACE_SECONDS)
         shutil.rmtree(sandbox.directory)
