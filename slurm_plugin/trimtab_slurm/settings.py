@@ -43,7 +43,7 @@ class NodeSettings:
     nvml_library: str = ""
     """Path of libnvidia-ml.so.1; empty: where the system finds it."""
     fault: str = ""
-    """A fault that the sampler makes up, to test a site: see docs/hooks.md; empty: none."""
+    """A fault that the sampler makes up, to test a site: see docs/faults.md; empty: none."""
 
     def __post_init__(self) -> None:
         for key in ("state_directory", "journal_directory", "profile_root"):
