@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from trimtab import sandbox as boxes
+from trimtab.sandbox.config import Places
 from trimtab_slurm import collect, journal, proc
 from trimtab_slurm.hooks import KILL_SECONDS, hook_script
 from trimtab_slurm.profile import read
@@ -49,11 +50,14 @@ def box(slurm_installed):
 
 
 @pytest.fixture
-def row(box, tmp_path):
+def row(box):
     """The node as a row of the matrix finds it: well, with hooks and directories of its own."""
     made = Row(box)
-    yield made
-    made.release()
+    try:
+        yield made
+        made.ended()
+    finally:
+        made.release()
 
 
 class Row:
@@ -62,6 +66,8 @@ class Row:
     def __init__(self, box):
         self._box = box
         self._mounted = []
+        self._slurmctld = Places(box.directory).log("slurmctld")
+        self._begin = self._slurmctld.stat().st_size
         self.directory = Path(tempfile.mkdtemp(prefix="row-", dir=box.directory))
         self.directory.chmod(0o755)
         self.config = self.directory / "node.toml"
@@ -107,9 +113,8 @@ class Row:
             while filler.write(bytes(4096)):
                 pass
 
-    @contextlib.contextmanager
-    def frozen(self, directory):
-        """Put a file system in the place of a directory, to which nobody can write while this lasts: they wait."""
+    def disk(self, directory):
+        """Put a file system in the place of a directory that can be frozen: who writes to it then waits."""
         image = self.directory / f"{directory.name}.ext4"
         with image.open("wb") as file:
             file.truncate(8 << 20)
@@ -117,7 +122,11 @@ class Row:
         try:
             self.mount(directory, "-o", "loop", image)
         except subprocess.CalledProcessError:
-            pytest.skip("this machine has no loop devices, of which one is frozen here")
+            pytest.skip("this machine has no loop devices, on one of which a file system would hang")
+
+    @contextlib.contextmanager
+    def frozen(self, directory):
+        """A disk on which nobody can write while this lasts."""
         subprocess.run(["fsfreeze", "-f", directory], check=True)
         try:
             yield
@@ -158,9 +167,10 @@ class Row:
         return int(submitted.stdout)
 
     def idle(self):
-        """Assert that the node is in service, and that every hook has exited 0, in time, without PATH and HOME."""
-        until(lambda: "State=IDLE " in self._slurm("scontrol", "--oneliner", "show", "node", "n1").stdout)
-        assert "Reason=" not in self._slurm("scontrol", "--oneliner", "show", "node", "n1").stdout
+        """Assert that the node is and was in service, and that all hooks exited 0, in time, without PATH and HOME."""
+        node = until(lambda: idle(self._slurm("scontrol", "--oneliner", "show", "node", "n1").stdout))
+        assert "Reason=" not in node
+        assert b"drain" not in self._slurmctld.read_bytes()[self._begin :].lower()
         entries = [json.loads(line) for line in self.log.read_text().splitlines()]
         assert {entry["environment"]["SLURM_SCRIPT_CONTEXT"] for entry in entries} == {"prolog_slurmd", "epilog_slurmd"}
         for entry in entries:
@@ -216,12 +226,18 @@ class Row:
         return self.faults(job)
 
     def release(self):
+        """Leave nothing behind, whatever has failed."""
         for pid in self.processes():
             os.kill(pid, signal.SIGKILL)
         self.ended()
         for directory in reversed(self._mounted):
             subprocess.run(["umount", directory], check=True)
         self._slurm("scontrol", "update", "NodeName=n1", "State=RESUME")  # refused where it is in service
+
+
+def idle(node):
+    """What scontrol says of a node; nothing where it is not idle."""
+    return node if "State=IDLE " in node else ""
 
 
 def arguments(entry):
@@ -359,7 +375,7 @@ def test_an_nvml_of_another_version_than_the_driver(row, gpus, syslog):
 
 def test_a_gpu_that_is_lost_while_the_job_runs(row, gpus, syslog):
     with row.job() as job:
-        row.sampled(job, 2)
+        row.sampled(job, 4)  # two of each
         gpus.script(f"{gpus.gpus(2)}fail 1 * {LOST}\n")
         until(lambda: b"fault" in row.journal(job).read_bytes())
         row.sampled(job, 4)
@@ -480,6 +496,7 @@ def test_a_state_directory_that_others_may_write_to_from_now_on(row, gpus, syslo
 @pytest.mark.parametrize("place", ["state", "journals", "profiles"])
 def test_a_file_system_that_hangs(row, gpus, syslog, place):
     """Beyond the reach of SIGKILL, as a dead file server is."""
+    row.disk(getattr(row, place))
     with row.frozen(getattr(row, place)), row.job() as job:
         if place == "profiles":
             row.sampled(job)
@@ -490,6 +507,25 @@ def test_a_file_system_that_hangs(row, gpus, syslog, place):
     else:
         row.ended()
         syslog.said(f"prolog of job {job} on n1: exit code 137 from {sys.executable}")
+
+
+def test_a_disk_of_the_journals_that_hangs_while_the_job_runs(row, gpus, syslog):
+    row.disk(row.journals)
+    with contextlib.ExitStack() as stack:
+        with row.job() as job:
+            row.sampled(job)
+            stack.enter_context(row.frozen(row.journals))
+        assert row.processes()
+    assert row.parts(job)[0].nodes  # its epilog was killed, and the sampler has ended all the same
+    syslog.said(f"epilog of job {job} on n1: exit code 137 from {sys.executable}")
+
+
+def test_a_fault_that_node_toml_asks_for(row, gpus, syslog):
+    row.configure(fault="lost:1@0.5")
+    with row.job() as job:
+        until(lambda: b"is lost" in row.journal(job).read_bytes())
+    assert row.faults(job) == ["injected: lost:1@0.5", "injected: GPU-1 is lost"]
+    syslog.said(f"sampler of job {job} on n1: injected: GPU-1 is lost")
 
 
 # Prologs, epilogs and attempts
