@@ -19,8 +19,9 @@ from queue import Empty, SimpleQueue
 
 from trimtab_slurm.devices import Device, DeviceError, Discovery, Identity, Source
 
-PATIENCE_SECONDS = 0.05
-"""How long a source may keep a thread from asking the others."""
+PATIENCE_SECONDS = 0.02
+"""How long a source may keep a thread from asking the others. A GPU's figures take milliseconds where its driver need
+not wait for some of them: else GPUs are better read at the same time."""
 
 
 @dataclass(frozen=True)

@@ -55,8 +55,8 @@ class Sampler:
         self._faults: dict[str, str] = {}
         self._events: deque[tuple[str, str, float]] = deque(maxlen=MOST_EVENTS)
         """Kind, text and monotonic time of those that are not written yet."""
-        self._trouble = ""
-        """Why the journal could not be written to the last time."""
+        self._losing = False
+        """Whether the journal could not be written to the last time."""
 
     def note(self, kind: str, text: str) -> None:
         """Have an event of this moment written with what is written next. A fault is said in syslog at once."""
@@ -133,13 +133,13 @@ class Sampler:
                 )
                 self._write_processes(dict(zip(numbers, samples, strict=True)))
         except OSError as error:  # a full disk, say: it may be possible again later
-            if str(error) != self._trouble:
-                self._trouble = str(error)
+            if not self._losing:
                 self.note("fault", f"journal: {error}; samples are lost until it can be written to")
+            self._losing = True
         else:
-            if self._trouble:
-                self._trouble = ""
+            if self._losing:
                 self.note("fault", "journal: can be written to again")
+            self._losing = False
 
     def _notice(self, outcome: Outcome) -> None:
         """Keep the events of an outcome; a fault is one when it begins."""
