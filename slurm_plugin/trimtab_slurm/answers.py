@@ -64,6 +64,9 @@ def ask(command: Sequence[str], environment: Mapping[str, str] = SAMPLER_ENVIRON
         os.killpg(process.pid, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
+        for end in (process.stdout, process.stderr):
+            assert end is not None
+            end.close()
         if process.returncode is None:
             process.returncode = -signal.SIGKILL  # it hangs in the kernel: init will see to it
         return Answer(None, "", "", time.monotonic() - begin)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from trimtab_slurm import journal, registration, running, slurmconf, trust
-from trimtab_slurm.answers import ANSWER_SECONDS, Answer, ask, probe
+from trimtab_slurm.answers import Answer, ask, probe
 from trimtab_slurm.hooks import DEADLINE_SECONDS, hook_script
 from trimtab_slurm.nodefiles import CONFIG, DIRECTORIES, HOOKS
 from trimtab_slurm.settings import NodeSettings, load_or_default
@@ -130,8 +130,12 @@ def check_config(config: Path, settings: NodeSettings, doubt: str) -> Iterator[F
         yield Finding("node.toml", WARNING, f"{config} does not exist: the defaults apply", install_command(config))
     elif doubt:
         name = shlex.quote(str(config))
-        closed = not config.is_symlink() and trust.opening(config) is None
-        mend = f"edit {name}" if closed else f"chown root:root {name} && chmod 644 {name}, on a file that is no link"
+        if config.is_symlink():
+            mend = f"cp --remove-destination {shlex.quote(os.path.realpath(config))} {name}"
+        elif trust.opening(config):
+            mend = f"chown root:root {name} && chmod 644 {name}"
+        else:
+            mend = f"edit {name}"
         yield Finding("node.toml", PROBLEM, doubt, mend)
     else:
         yield Finding("node.toml", OK, str(config))
@@ -198,9 +202,10 @@ def check_sampler_python(python: str, answer: Answer) -> Iterator[Finding]:
 
 def check_directory(key: str, path: Path, answer: Answer) -> Finding:
     """Whether root can keep things in a directory, and nobody else. `answer`: of the probe `directory`."""
-    facts, name = answer.values, shlex.quote(str(path))
+    name = shlex.quote(str(path))
     if answer.code != 0:
         return Finding(key, PROBLEM, f"{path}: {answer.reason}", f"see what is mounted there: findmnt -T {name}")
+    facts = answer.values
     trouble = facts.get("trouble", "")
     if facts.get("missing"):
         if trouble:
@@ -293,7 +298,7 @@ def check_driver(label: str, wanted: bool, answer: Answer) -> Iterator[Finding]:
     """Whether GPUs can be measured. `wanted`: node.toml says that there are some. `answer`: of the probe `driver`."""
     kernel, mend = DRIVERS[label]
     if answer.code is None:
-        text = f"did not answer within {ANSWER_SECONDS:g} s: the driver hangs, and no GPU can be measured"
+        text = f"{answer.reason}: the driver hangs, and no GPU can be measured"
         yield Finding(label, PROBLEM, text, "drain the node; dmesg says more; reset the GPUs, or reboot")
     elif answer.code:
         yield Finding(label, PROBLEM, f"cannot be asked: {answer.reason}", mend)

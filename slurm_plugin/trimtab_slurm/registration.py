@@ -50,7 +50,8 @@ def draining(conf: SlurmConf, which: str) -> Iterator[tuple[str, str]]:
             if not path.exists():
                 yield f"{which}={value}: {path} is a link that leads nowhere", f"rm {path}"
             elif path.is_dir() or not path.stat().st_mode & 0o111:
-                yield f"{which}={value}: {path} cannot be executed", f"chmod 755 {path}, or move it elsewhere"
+                mend = f"chmod 755 {path}" if _content(path).startswith("#!") else f"mv {path} {path.parent.parent}"
+                yield f"{which}={value}: {path} cannot be executed", mend
 
 
 def steps(conf: SlurmConf | None, which: str, hook: Path) -> list[str]:
