@@ -154,8 +154,7 @@ def _survey(directory: Path) -> tuple[list[_Attempt], list[str]]:
     """The attempts that have parts in a job's directory, oldest first; why parts cannot be used that are of none."""
     parts, unusable = _headers((directory / PARTS).glob("[!.]*.h5"))
     present, _ = _headers(files(directory))
-    claimed: dict[Path, tuple[list[Path], list[Path]]] = {}
-    """File -> its parts, and all files of this attempt."""
+    claimed: dict[Path, tuple[list[Path], list[Path]]] = {}  # file: its parts, and all files of its attempt
     places = {path: (header.start_seconds, header.restart_count) for path, header in present.items()}
     for group in group_attempts(parts.items()):
         own = [path for path, header in present.items() if _meet(header, [parts[part] for part in group])]

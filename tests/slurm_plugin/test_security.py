@@ -160,7 +160,7 @@ def test_a_directory_swapped_between_look_and_use_gains_nothing(site):
     child = forked(ANN, swap)
     try:
         outcomes = set()
-        for _ in range(40):
+        for _ in range(20):
             path = site.journal()
             try:
                 outcomes.add(collect_journal(path, site.settings))
