@@ -77,7 +77,7 @@ class Injection:
     """The faults of one sampler. What it wraps is left as it is where there are none."""
 
     def __init__(self, texts: Sequence[str]) -> None:
-        """A fault that is none is said in the announcements, and left out: a job is to have its profile all the same."""
+        """A fault that is none is said in the announcements, and left out: the job needs its profile all the same."""
         self.announcements: list[str] = []
         """For the events and for syslog: nobody is to take a fault of these for a real one."""
         self._faults: list[Fault] = []
