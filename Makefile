@@ -27,7 +27,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt apt-packages.txt
 	touch $@
 
 $(VENV)/.ready-test: $(VENV)/.ready
-	./apt-install browser
+	./apt-install browser compiler
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --group test --group lint
 	touch $@
 

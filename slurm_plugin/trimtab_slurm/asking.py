@@ -4,8 +4,7 @@ One thread asks all sources, one after another. As soon as one of them keeps it 
 another thread takes its place: there is one thread for each call that hangs, and one that works. A thread for each
 source would cost three times the CPU: all of them want the interpreter's lock back after every call.
 
-A call that hangs without letting go of that lock stops every thread. ctypes lets go of it in each function that it
-calls, but not, in Python 3.11, while CDLL loads a library.
+A call that hangs without letting go of that lock would stop every thread. The functions that ctypes calls let go of it.
 """
 
 import math

@@ -52,6 +52,23 @@ for name, thread in threads.items():
 print(json.dumps(read), flush=True)
 os._exit(0)  # as the thread that hangs would not let it end
 """
+LOADING = """
+import sys, threading, time
+from trimtab_slurm.devices import DriverNotFound, nvml
+
+def load():
+    try:
+        nvml.open_driver(sys.argv[1])
+    except DriverNotFound:
+        pass  # no GPU in it
+
+thread, turns = threading.Thread(target=load), 0
+thread.start()
+while thread.is_alive():
+    time.sleep(0.01)
+    turns += 1
+print(turns)
+"""
 GPM = "set * GpmSupport 1\n"
 
 
@@ -361,6 +378,12 @@ def test_a_gpu_that_hangs_holds_up_itself_alone(nvml_stub):
     command = [sys.executable, "-c", HANGING, str(nvml_stub.library)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(done.stdout) == {"GPU-0": 0, "GPU-2": 2, "GPU-3": 3}
+
+
+def test_a_library_that_takes_long_to_load_stops_no_other_thread(compile_nvml):
+    command = [sys.executable, "-c", LOADING, str(compile_nvml("-DSLOW_LOAD"))]
+    turns = int(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert turns > 10  # of a hundred; two or three where loading holds the interpreter's lock
 
 
 @pytest.mark.parametrize(

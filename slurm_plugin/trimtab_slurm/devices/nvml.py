@@ -7,6 +7,7 @@ call gives, and for which devices: NVIDIA's NVML API reference.
 
 import ctypes
 import math
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -73,6 +74,7 @@ def open_driver(library: str = "") -> NvmlDriver:
     library or no GPU, DeviceError where there is one that does not work.
     """
     try:
+        _preload(library or "libnvidia-ml.so.1")
         if library:
             # Under its SONAME it is then already there when nvidia-ml-py asks for it.
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
@@ -94,6 +96,16 @@ def open_driver(library: str = "") -> NvmlDriver:
     if not gpus:
         raise DeviceError("; ".join(notes)) if notes else DriverNotFound("NVML: no GPU on this node")
     return NvmlDriver(f"NVIDIA {version}", gpus, instances, notes)
+
+
+def _preload(library: str) -> None:
+    """Load a library without the interpreter's lock; whether it could be is seen when it is used.
+
+    CDLL holds the lock while it loads, in Python 3.11: a file system that hangs would stop every thread.
+    """
+    dlopen = ctypes.CDLL(None).dlopen
+    dlopen.restype, dlopen.argtypes = ctypes.c_void_p, (ctypes.c_char_p, ctypes.c_int)
+    dlopen(os.fsencode(library), os.RTLD_NOW | os.RTLD_GLOBAL)
 
 
 def _unusable(error: Any) -> DeviceError:

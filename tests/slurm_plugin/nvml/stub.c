@@ -16,7 +16,7 @@
  *     process 0 4711 123456                           GPU or MIG instance, process id, bytes
  *
  * Layouts are those of NVIDIA's public nvml.h; versioned structs begin with a version that is not looked at. Compiled
- * with OLD_DRIVER it lacks what came after the drivers of 2021.
+ * with OLD_DRIVER it lacks what came after the drivers of 2021, with SLOW_LOAD it takes a second to be loaded.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -27,6 +27,11 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
+#include <unistd.h>
+
+#ifdef SLOW_LOAD
+__attribute__((constructor)) static void load(void) { sleep(1); }
+#endif
 
 enum { SUCCESS = 0, UNINITIALIZED = 1, INVALID = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 enum { MOST = 512, ANY = -1, WHOLE = -1 };
