@@ -84,7 +84,10 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     for which, path in hooks.items():
         yield from check_hook(which, path, config, install)
     python = settings.python or read_hook(hooks["Prolog"]).python or sys.executable
-    yield from check_sampler_python(python, ask(probe(python, "modules")))
+    if _only_root_runs(python):
+        yield _for_root("sampler", f"run {python}")
+    else:
+        yield from check_sampler_python(python, ask(probe(python, "modules")))
     for key in DIRECTORIES:
         path = Path(getattr(settings, key))
         answer = ask(probe(sys.executable, "directory", path, "gives" if key == "profile_root" else ""))
@@ -93,7 +96,8 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     yield from check_samplers(Path(settings.state_directory))
     yield from check_journals(Path(settings.journal_directory), config)
     for name, label, *arguments in (("nvml", "NVML", settings.nvml_library), ("amd", "AMD SMI")):
-        yield from check_driver(label, any(arguments), ask(probe(python, "driver", name, *arguments)))
+        if not _only_root_runs(python):
+            yield from check_driver(label, any(arguments), ask(probe(python, "driver", name, *arguments)))
     written = [path.stat().st_mtime for path in (config, *hooks.values()) if path.exists()]
     yield check_clock(time.time(), max(written, default=0.0), _synchronized())
 
@@ -169,6 +173,9 @@ def check_hook(which: str, path: Path, config: Path, install: str) -> Iterator[F
         return
     if path.read_text(encoding="utf-8") != hook_script(name, hook.python, config):
         yield Finding(name, WARNING, f"{path} is not as this version installs it", install)
+    if _only_root_runs(hook.python):
+        yield _for_root(name, f"run {hook.python}")
+        return
     imports = hook.code.rpartition("main(")[0]
     answer = ask([hook.python, "-I", "-S", "-c", imports], {})
     if answer.code != 0:
@@ -209,7 +216,9 @@ def check_directory(key: str, path: Path, answer: Answer) -> Finding:
     trouble = facts.get("trouble", "")
     if facts.get("missing"):
         if trouble:
-            return Finding(key, PROBLEM, f"{path} cannot be made: {trouble}", f"install -d {name}")
+            return Finding(
+                key, PROBLEM, f"{path} cannot be made: {trouble}", f"see how it is mounted: findmnt -T {name}"
+            )
         return Finding(key, OK, f"{path} is made by the first job")
     if facts["link"]:
         text = f"{path} is a symbolic link, which root does not follow"
@@ -221,7 +230,7 @@ def check_directory(key: str, path: Path, answer: Answer) -> Finding:
         return Finding(key, PROBLEM, f"{text}: the hooks do not use it", f"chown root:root {name} && chmod go-w {name}")
     if trouble:
         mend = "export it with no_root_squash, or set a profile_root that is local" if "give" in trouble else ""
-        return Finding(key, PROBLEM, f"{path}: {trouble}", mend or f"see how it is mounted: findmnt -T {name}")
+        return Finding(key, PROBLEM, trouble, mend or f"see how it is mounted: findmnt -T {name}")
     free, inodes = facts["free_bytes"], facts["free_inodes"]
     text = f"{path}, {free / 1e9:.1f} GB free"
     if free < LOW_BYTES or (inodes is not None and inodes < LOW_INODES):
@@ -260,7 +269,7 @@ def check_samplers(state_directory: Path) -> Iterator[Finding]:
     try:
         found = running.samplers(state_directory)
     except PermissionError:
-        yield _for_root("samplers", state_directory)
+        yield _for_root("samplers", f"look into {state_directory}")
         return
     alive = [sampler for sampler in found if sampler.alive]
     for sampler in found:
@@ -277,7 +286,7 @@ def check_journals(directory: Path, config: Path) -> Iterator[Finding]:
     """Whether samples of jobs that are over wait for something."""
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
         if directory.exists():
-            yield _for_root("journals", directory)
+            yield _for_root("journals", f"look into {directory}")
         return
     waiting, damaged = journal.orphans(directory), sorted(directory.glob("*.damaged"))
     if waiting:
@@ -331,8 +340,12 @@ def check_clock(now: float, written: float, synchronized: bool) -> Finding:
     return Finding("clock", OK, "is being kept right")
 
 
-def _for_root(check: str, directory: Path) -> Finding:
-    return Finding(check, WARNING, f"not checked: only root can look into {directory}", "run as root")
+def _for_root(check: str, what: str) -> Finding:
+    return Finding(check, WARNING, f"not checked: only root can {what}", "run as root")
+
+
+def _only_root_runs(python: str) -> bool:
+    return os.geteuid() != 0 and not os.access(python, os.X_OK)
 
 
 def _opening(python: Path) -> trust.Opening | None:

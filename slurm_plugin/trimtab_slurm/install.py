@@ -56,7 +56,7 @@ def install(prefix: Path, python: str) -> Iterator[str]:
     kept = _changed_config(prefix, wanted[CONFIG], before)
     if kept:
         del wanted[CONFIG]
-    made = _missing_directories(prefix)
+    made = _missing_directories(prefix, [] if kept else list(DIRECTORIES))  # else it says where what is kept
     manifest = Manifest(
         {**before.files, **{str(path): file.digest for path, file in wanted.items()}},
         sorted({*before.directories, *(str(path.relative_to(prefix)) for path in made)}),
@@ -160,7 +160,8 @@ def _check_python(python: str) -> None:
             f"{python} cannot run the hooks without an environment, and slurmd gives them none: {reason}; install "
             "trimtab with a Python that needs none, such as the system's"
         )
-    libraries = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    named = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    libraries = [path for path in named if path.exists()]  # a distribution's own Python names some that it lacks
     for found in (trust.opening_below(package), *map(trust.opening, (Path(python), *libraries))):
         if found:
             raise InstallError(
@@ -187,11 +188,11 @@ def _targets(prefix: Path) -> list[Path]:
     ]
 
 
-def _missing_directories(prefix: Path) -> dict[Path, int]:
-    """The directories to be made and their modes, outer ones first."""
+def _missing_directories(prefix: Path, keys: Sequence[str]) -> dict[Path, int]:
+    """The directories to be made and their modes, outer ones first; `keys`: those of node.toml that are wanted."""
     node = node_settings(prefix)
-    own = {Path(getattr(node, key)): mode for key, mode in DIRECTORIES.items()}
-    wanted = [*own, *(path.parent for path in _targets(prefix))]
+    own = {Path(getattr(node, key)): DIRECTORIES[key] for key in keys}
+    wanted = [*own, *((prefix / path).parent for path in (MANIFEST, *files(prefix, "")))]
     every = {path for place in wanted for path in (place, *place.parents) if path.is_relative_to(prefix)}
     return {path: own.get(path, 0o755) for path in sorted(every) if not path.exists()}
 

@@ -36,7 +36,7 @@ def directory(name: str, gives: str) -> dict[str, Any]:
     path = Path(name)
     if not os.path.lexists(path):
         above = next(place for place in path.parents if place.exists())
-        return {"missing": True, "trouble": "" if os.access(above, os.W_OK) else f"{above} cannot be written to"}
+        return {"missing": True, "trouble": _trouble(above, False)}
     status = path.lstat()
     found: dict[str, Any] = {"link": "", "directory": path.is_dir(), "uid": status.st_uid}
     found["mode"] = stat.S_IMODE(status.st_mode)
@@ -68,8 +68,8 @@ def driver(name: str, *library: str) -> dict[str, Any]:
 
 def _trouble(path: Path, gives: bool) -> str:
     """Why nothing can be written there; empty where it can."""
-    if not os.access(path, os.W_OK):
-        return "cannot be written to"
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        return f"{path} is on a read-only file system"
     if not gives or os.geteuid() != 0:
         return ""
     probe = path / f".trimtab-doctor-{os.getpid()}"
@@ -80,7 +80,7 @@ def _trouble(path: Path, gives: bool) -> str:
         finally:
             probe.rmdir()
     except OSError as error:
-        return f"root cannot make a directory there and give it to a user ({error.strerror})"
+        return f"root cannot make a directory in {path} and give it to a user ({error.strerror})"
     return ""
 
 

@@ -25,10 +25,10 @@ LINK_NAMES = ("trimtab", "trimtab.sh", "90-trimtab", "90-trimtab.sh")
 def runs(conf: SlurmConf, which: str, hook: Path) -> str:
     """By what slurm.conf runs a hook: its own line, a pattern, or a script that mentions it; empty where it does not.
 
-    `which`: Prolog or Epilog.
+    `which`: Prolog or Epilog. A line that names the hook counts although there is no such file.
     """
     for value in conf.all(which):
-        for path in _matches(conf, value):
+        for path in _matches(conf, value) or [conf.path.parent / value]:
             if _same(path, hook):
                 return f"{which}={value}"
             if _mentions(path, hook):

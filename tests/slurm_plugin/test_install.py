@@ -186,6 +186,13 @@ def test_a_node_toml_that_was_changed_is_kept_and_named(prefix):
     assert (prefix / CONFIG).read_text() == changed
 
 
+def test_directories_are_an_admins_where_node_toml_is(prefix):
+    (prefix / CONFIG).parent.mkdir(parents=True)
+    (prefix / CONFIG).write_text(f'profile_root = "{prefix}/shared"\n')
+    install(prefix)
+    assert sorted(path.name for path in prefix.iterdir()) == ["etc", "usr"]
+
+
 def test_profiles_and_journals_stay_and_samplers_write_theirs(prefix):
     install(prefix)
     run_hook(prefix / PROLOG)
