@@ -32,6 +32,8 @@ DIRECTORY_SECONDS = 0.3
 """How long the job's profile directory is waited for: its file system may be another machine's, and hang."""
 RETRY_SECONDS = 600.0
 """A journal that was written to less long ago than this is left to whoever is at it, or just failed at it."""
+NICENESS = 10
+"""Of sampler and collector."""
 SAMPLER_RECORD = "sampler.json"
 
 _SCRIPT = """\
@@ -110,6 +112,7 @@ class _Node:
         """Start sampler or collector as a process that slurmd does not know of, which keeps a journal; its id."""
 
         def become() -> None:
+            os.nice(NICENESS)  # from the very start: the job is starting as well
             # It may be told to stop before Python has started: the signal waits until it is asked for.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             python = self.settings.python or sys.executable

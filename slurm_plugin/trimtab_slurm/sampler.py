@@ -25,7 +25,6 @@ from trimtab_slurm.devices import Discovery, discover
 from trimtab_slurm.injection import Injection
 from trimtab_slurm.settings import load_or_default
 
-NICENESS = 10
 LIMIT_SECONDS = 0.5
 """How long the first round and the last wait for what was asked: a last sample that came much later would be of the
 node's next job. The rounds between wait no longer than half a period either, so that the rhythm is kept."""
@@ -246,7 +245,6 @@ def main() -> None:
 
 def _run(injected: Sequence[str], path: Path, state: Path, config: Path) -> None:
     os.umask(0o022)
-    os.nice(NICENESS)
     recorded = journal.read(KEPT_DESCRIPTOR)
     faults.introduce(f"sampler of job {recorded.attempt.job_id} on {recorded.attempt.node}")
     settings, _ = load_or_default(config)

@@ -2,15 +2,11 @@
 
 import json
 import os
-import re
 import stat
+import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
-
-_TEXT = r'"[ !#-\[\]-~]*"'
-_PLAIN_LINE = rf"(?:#[ -~]*)?|(\w+) *= *({_TEXT}|(?:0|[1-9]\d*)(?:\.\d+)?|\[(?:{_TEXT}(?:, *{_TEXT})*)?\])"
-"""Nothing, a comment, or KEY = VALUE with a value that JSON and TOML spell alike."""
 
 
 class SettingsError(ValueError):
@@ -108,23 +104,9 @@ def render(settings: NodeSettings) -> str:
     return "".join(f"{key} = {json.dumps(value)}\n" for key, value in asdict(settings).items())
 
 
-def parse_toml(text: str) -> dict[str, Any]:
-    """The values of a TOML text. Raises ValueError."""
-    values: dict[str, Any] = {}
-    for line in text.split("\n"):
-        match = re.fullmatch(_PLAIN_LINE, line, re.ASCII)
-        if not match or match[1] in values:
-            import tomllib  # late: it is a tenth of what a job waits for, and most texts are plain
-
-            return tomllib.loads(text)
-        if match[1]:
-            values[match[1]] = json.loads(match[2])
-    return values
-
-
 def _parse(path: Path, content: bytes) -> NodeSettings:
     try:
-        values = parse_toml(content.decode())
+        values = tomllib.loads(content.decode())
     except ValueError as error:
         raise SettingsError(f"{path} is not TOML: {error}") from error
     types = {field.name: field.type for field in fields(NodeSettings)}

@@ -1,13 +1,8 @@
-import json
 import os
-import sys
-import tomllib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trimtab_slurm.settings import NodeSettings, SettingsError, load, load_or_default, parse_toml, render
+from trimtab_slurm.settings import NodeSettings, SettingsError, load, load_or_default, render
 
 
 def test_what_is_rendered_is_loaded_again(tmp_path):
@@ -16,7 +11,7 @@ def test_what_is_rendered_is_loaded_again(tmp_path):
     assert load(tmp_path / "node.toml") == wanted
 
 
-def test_what_a_file_reason_to_skip_is_the_default(tmp_path):
+def test_what_a_file_leaves_out_is_the_default(tmp_path):
     (tmp_path / "node.toml").write_text("sampler_period_seconds = 2")
     assert load(tmp_path / "node.toml") == NodeSettings(sampler_period_seconds=2.0)
 
@@ -106,35 +101,3 @@ def test_a_job_is_left_out_by_partition_number_of_gpus_or_its_own_word(partition
 
 def test_by_default_every_job_is_profiled():
     assert NodeSettings().reason_to_skip("", 0, "") == ""
-
-
-VALUES = st.one_of(
-    st.text(st.sampled_from("ab#=\\\"'[]{}, \t\r\n\x7f\x85\u2028é"), max_size=6).map(json.dumps),
-    st.text(st.sampled_from("0123456789.-+_eEnaitruflsNI"), max_size=6),
-    st.lists(st.sampled_from(['"a"', '"b"', "1", "null", '""""']), max_size=3).map(lambda each: f"[{', '.join(each)}]"),
-    st.sampled_from(["''", '"""', "'''", "{}", "null", "true", "1979-05-27", "[[]]", '"a" # b']),
-)
-BLANKS = st.sampled_from(["", " ", "  ", "\t"])
-LINES = st.one_of(
-    st.builds("{}{}={}{}".format, st.sampled_from(["a", "b_1", "1", "é", '"a"', "a.b", ""]), BLANKS, BLANKS, VALUES),
-    st.text(st.sampled_from('#ab ="\r\x0b\u2028'), max_size=6),
-    st.sampled_from(["[table]", "[[list]]", "", " "]),
-)
-
-
-@given(st.lists(LINES, max_size=4))
-def test_a_plain_text_is_read_as_tomllib_reads_it(lines):
-    text = "\n".join(lines)
-    try:
-        expected = tomllib.loads(text)
-    except ValueError:
-        with pytest.raises(ValueError):  # noqa: PT011  tomllib's own, whichever it is
-            parse_toml(text)
-    else:
-        assert repr(parse_toml(text)) == repr(expected)  # nan equals nan
-
-
-def test_what_is_rendered_needs_no_tomllib(tmp_path, monkeypatch):
-    (tmp_path / "node.toml").write_text("# as it is installed\n" + render(NodeSettings(partitions=("a", "b"))))
-    monkeypatch.setitem(sys.modules, "tomllib", None)  # importing it fails
-    assert load(tmp_path / "node.toml") == NodeSettings(partitions=("a", "b"))
