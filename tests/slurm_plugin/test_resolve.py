@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trimtab_slurm.admin.inventory import read_inventory
 from trimtab_slurm.attempt import from_hook
-from trimtab_slurm.inventory import read_inventory
 from trimtab_slurm.resolve import InventoryDevice, held, resolve
 
 DATA = Path(__file__).parent / "data" / "resolve"

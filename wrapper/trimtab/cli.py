@@ -266,7 +266,7 @@ def doctor(config: Path, slurm_conf: Path | None, as_json: bool) -> None:
     import json
     from dataclasses import asdict
 
-    from trimtab_slurm import doctor as node_doctor
+    from trimtab_slurm.admin import doctor as node_doctor
 
     findings = node_doctor.examine(config.absolute(), slurm_conf)
     problems = sum(finding.level == node_doctor.PROBLEM for finding in findings)

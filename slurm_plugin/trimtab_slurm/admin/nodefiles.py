@@ -75,7 +75,7 @@ def files(prefix: Path, python: str) -> dict[Path, File]:
     `python`: the absolute path of the interpreter of hooks and recovery.
     """
     node, config = node_settings(prefix), prefix / CONFIG
-    recover = shlex.join([python, "-I", "-m", "trimtab_slurm.cli", "recover", "--config", str(config)])
+    recover = shlex.join([python, "-I", "-m", "trimtab_slurm.admin.cli", "recover", "--config", str(config)])
     texts = {
         CONFIG: config_text(node),
         UNIT: _UNIT.format(command=recover.replace("%", "%%").replace("$", "$$")),

@@ -27,7 +27,7 @@ def resolve(environment_file: Path, inventory_file: Path, as_json: bool) -> None
     The environment is that of a hook: lines of KEY=VALUE. The inventory is a JSON list of the node's devices, each with
     `uuid`, `index`, `minor`, `pci`, and a MIG instance with `parent_uuid`, `gpu_instance`, `compute_instance`.
     """
-    from trimtab_slurm.inventory import InventoryError, read_environment, read_inventory
+    from trimtab_slurm.admin.inventory import InventoryError, read_environment, read_inventory
     from trimtab_slurm.resolve import resolve as decide
 
     try:
@@ -57,8 +57,8 @@ _config = click.option(
 @click.option("--json", "as_json", is_flag=True, help="Print what `resolve --inventory` reads.")
 def inventory(config: Path, as_json: bool) -> None:
     """List the devices that this node's driver has. It is asked here and now, and can hang."""
+    from trimtab_slurm.admin.inventory import to_json
     from trimtab_slurm.devices import DeviceError, open_driver
-    from trimtab_slurm.inventory import to_json
     from trimtab_slurm.settings import load_or_default
 
     settings, doubt = load_or_default(config)
@@ -116,9 +116,9 @@ def install(prefix: Path, slurm_conf: Path | None) -> None:
 
     Again, after an upgrade, it brings everything up to date; a node.toml that was changed is kept.
     """
-    from trimtab_slurm import install as installation
-    from trimtab_slurm import registration, slurmconf
-    from trimtab_slurm.nodefiles import CONFIG, HOOKS, UNIT
+    from trimtab_slurm.admin import install as installation
+    from trimtab_slurm.admin import registration, slurmconf
+    from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, UNIT
 
     try:
         for line in installation.install(prefix, sys.executable):
@@ -141,8 +141,8 @@ def install(prefix: Path, slurm_conf: Path | None) -> None:
 @_slurm_conf
 def uninstall(prefix: Path, slurm_conf: Path | None) -> None:
     """Remove what `install` wrote, and nothing else. Profiles, journals and what was changed since stay."""
-    from trimtab_slurm import install as installation
-    from trimtab_slurm import slurmconf
+    from trimtab_slurm.admin import install as installation
+    from trimtab_slurm.admin import slurmconf
 
     try:
         found = slurmconf.find(slurm_conf)

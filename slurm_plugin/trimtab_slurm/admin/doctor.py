@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trimtab_slurm import journal, registration, running, slurmconf, trust
-from trimtab_slurm.answers import Answer, ask, probe
+from trimtab_slurm import journal
+from trimtab_slurm.admin import registration, running, slurmconf, trust
+from trimtab_slurm.admin.answers import Answer, ask, probe
+from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS
+from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.hooks import DEADLINE_SECONDS, hook_script
-from trimtab_slurm.nodefiles import CONFIG, DIRECTORIES, HOOKS
 from trimtab_slurm.settings import NodeSettings, load_or_default
-from trimtab_slurm.slurmconf import SlurmConf
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
 LOW_BYTES, LOW_INODES = 100 << 20, 1000
@@ -349,7 +350,7 @@ def _only_root_runs(python: str) -> bool:
 
 
 def _opening(python: Path) -> trust.Opening | None:
-    return trust.opening(python) or trust.opening_below(Path(__file__).parent)
+    return trust.opening(python) or trust.opening_below(Path(__file__).parent.parent)
 
 
 def _synchronized() -> bool:

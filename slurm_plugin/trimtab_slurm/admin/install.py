@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from trimtab_slurm import registration, running, trust
-from trimtab_slurm.nodefiles import CONFIG, DIRECTORIES, HOOKS, File, digest, files, node_settings
+from trimtab_slurm.admin import registration, running, trust
+from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS, File, digest, files, node_settings
+from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.settings import load_or_default
-from trimtab_slurm.slurmconf import SlurmConf
 
 MANIFEST = Path("etc/trimtab/installed.json")
 OLDEST_PYTHON = (3, 11)
@@ -141,7 +141,7 @@ def _check_prefix(prefix: Path) -> None:
 
 def _check_python(python: str) -> None:
     """Refuse an interpreter that could not run the hooks as slurmd would have it, or that others can change."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     code = (
         f"import sys; print(*sys.version_info[:2]); sys.path.insert(0, {str(package.parent)!r}); "
         f"sys.version_info < {OLDEST_PYTHON} or __import__('trimtab_slurm.hooks')"

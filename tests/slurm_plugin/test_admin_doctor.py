@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from trimtab_slurm import answers, doctor, install, journal, running, trust
-from trimtab_slurm.answers import Answer, ask, probe
-from trimtab_slurm.nodefiles import CONFIG, HOOKS, node_settings
+from trimtab_slurm import journal
+from trimtab_slurm.admin import answers, doctor, install, running, trust
+from trimtab_slurm.admin.answers import Answer, ask, probe
+from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, node_settings
+from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.settings import load_or_default
-from trimtab_slurm.slurmconf import SlurmConf
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="what is installed belongs to root, who runs the hooks")
 
@@ -326,7 +327,7 @@ def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
     waiting, damaged = doctor.check_journals(journals, node.config)
     assert waiting.text.startswith(f"1 in {journals} wait for being made profiles, the oldest since 20")
     assert waiting.mend == f"trimtab-node recover --config {node.config}"
-    recover = [sys.executable, "-m", "trimtab_slurm.cli", *waiting.mend.split()[1:]]
+    recover = [sys.executable, "-m", "trimtab_slurm.admin.cli", *waiting.mend.split()[1:]]
     subprocess.run(recover, check=True, capture_output=True, timeout=60)
     assert damaged.mend == f"rm {journals}/lab.9.n1.1.damaged"
     mended(damaged)

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.hooks import KILL_SECONDS
-from trimtab_slurm.slurmconf import SlurmConf
 
 ALLOCATING_FLAGS = {"alloc", "contain", "x11", "runinjob", "forcerequeueonfail"}
 """PrologFlags that are Alloc, or imply it."""

@@ -74,4 +74,4 @@ def ask(command: Sequence[str], environment: Mapping[str, str] = SAMPLER_ENVIRON
 
 def probe(python: str, name: str, *arguments: object) -> list[str]:
     """The command that has an interpreter run one of `probes`."""
-    return [python, "-I", "-m", "trimtab_slurm.probes", name, *map(str, arguments)]
+    return [python, "-I", "-m", "trimtab_slurm.admin.probes", name, *map(str, arguments)]

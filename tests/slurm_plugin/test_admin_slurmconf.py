@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab_slurm import registration, slurmconf
+from trimtab_slurm.admin import registration, slurmconf
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from trimtab import sandbox as boxes
-from trimtab_slurm import install as installation
-from trimtab_slurm import running, slurmconf
-from trimtab_slurm.nodefiles import CONFIG, DIRECTORIES, HOOKS, UNIT, config_text, node_settings
+from trimtab_slurm.admin import install as installation
+from trimtab_slurm.admin import running, slurmconf
+from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS, UNIT, config_text, node_settings
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, load
 
@@ -32,7 +32,7 @@ def command(*arguments, **options):
     """The completed process of `trimtab-node`, without an environment but for what is given."""
     environment = {"LANG": "C.UTF-8", **options.pop("environment", {})}
     return subprocess.run(
-        [sys.executable, "-m", "trimtab_slurm.cli", *map(str, arguments)],
+        [sys.executable, "-m", "trimtab_slurm.admin.cli", *map(str, arguments)],
         env=environment, capture_output=True, text=True, timeout=60, **options,
     )  # fmt: skip
 
@@ -219,7 +219,7 @@ def test_a_node_toml_that_cannot_be_believed_ends_nobody_elses_samplers(prefix, 
     (open_path / "run").mkdir()
     state = open_path / "run/trimtab/n1/7"
     bind = f'mount --bind {open_path}/run /run && mkdir -p {state} && exec "$@"'
-    uninstalling = [sys.executable, "-m", "trimtab_slurm.cli", "uninstall", "--prefix", prefix]
+    uninstalling = [sys.executable, "-m", "trimtab_slurm.admin.cli", "uninstall", "--prefix", prefix]
     subprocess.run(["unshare", "--mount", "sh", "-c", bind, "sh", *uninstalling], check=True, timeout=60)
     assert state.exists()
     assert not prefix.exists()
@@ -297,7 +297,9 @@ def test_a_prefix_that_others_can_write_to_or_slurm_cannot_spell_is_refused(open
 
 
 def test_a_file_system_that_cannot_be_written_to_is_refused(open_path):
-    inner = shlex.join([sys.executable, "-m", "trimtab_slurm.cli", "install", "--prefix", str(open_path / "node")])
+    inner = shlex.join(
+        [sys.executable, "-m", "trimtab_slurm.admin.cli", "install", "--prefix", str(open_path / "node")]
+    )
     script = f"mount -t tmpfs -o ro none {open_path} && {inner}"
     done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
@@ -324,7 +326,7 @@ def test_a_python_that_cannot_run_the_hooks_is_refused(open_path, script, messag
 @pytest.mark.parametrize("what", ["hooks.py", "."])
 def test_code_that_others_can_change_is_not_run_as_root(open_path, what):
     package = open_path / "site" / "trimtab_slurm"
-    shutil.copytree(Path(installation.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(installation.__file__).parent.parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     environment = {"PYTHONPATH": str(package.parent), "PYTHONDONTWRITEBYTECODE": "1"}
     install(open_path / "fine", environment=environment)
     (package / what).chmod(0o777)

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from trimtab_slurm import journal
-from trimtab_slurm.cli import main
+from trimtab_slurm.admin.cli import main
 from trimtab_slurm.settings import NodeSettings, render
 
 TWO = [
@@ -112,7 +112,7 @@ def test_the_inventory_of_a_driver_is_what_resolve_reads(run, ask, nvml_stub, tm
     config = tmp_path / "node.toml"
     config.write_text(f'nvml_library = "{nvml_stub.library}"\n')
     # In a process of its own: a library of that name stays loaded.
-    command = [sys.executable, "-m", "trimtab_slurm.cli", "inventory", "--config", config]
+    command = [sys.executable, "-m", "trimtab_slurm.admin.cli", "inventory", "--config", config]
     listed, words = (subprocess.run([*command, *more], capture_output=True, text=True) for more in (["--json"], []))
     assert (listed.returncode, listed.stderr) == (0, "")
     assert ask("SLURM_JOB_GPUS=1", listed.stdout).stdout.splitlines()[1:] == ["GPU-1"]
@@ -122,7 +122,7 @@ def test_the_inventory_of_a_driver_is_what_resolve_reads(run, ask, nvml_stub, tm
 def test_a_node_without_a_driver_has_no_inventory(nvml_stub, tmp_path):
     config = tmp_path / "node.toml"
     config.write_text(f'nvml_library = "{nvml_stub.library}"\n')
-    command = [sys.executable, "-m", "trimtab_slurm.cli", "inventory", "--config", config]
+    command = [sys.executable, "-m", "trimtab_slurm.admin.cli", "inventory", "--config", config]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     assert "no GPU on this node" in done.stderr

@@ -1,7 +1,7 @@
 """What `trimtab doctor` asks in processes of their own, since the answer may never come: a driver, a file system.
 
-`python -I -m trimtab_slurm.probes NAME ARGUMENT...` prints the answer as JSON. Nothing but the standard library is
-imported before it is asked for.
+`python -I -m trimtab_slurm.admin.probes NAME ARGUMENT...` prints the answer as JSON. Nothing but the standard library
+is imported before it is asked for.
 """
 
 import json
