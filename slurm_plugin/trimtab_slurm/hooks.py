@@ -5,7 +5,6 @@ a fault goes to syslog, and into the attempt's journal where there is one. They 
 for the very daemon that waits for them. What takes time is done by processes that slurmd does not know of.
 """
 
-import json
 import os
 import select
 import signal
@@ -17,9 +16,10 @@ from pathlib import Path
 from types import FrameType
 
 from trimtab_slurm import attempt as attempts
-from trimtab_slurm import directories, faults, journal, proc, resolve
+from trimtab_slurm import directories, faults, journal, resolve
 from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
+from trimtab_slurm.sampler_record import SamplerRecord
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
 DEADLINE_SECONDS = 1.4
@@ -34,7 +34,6 @@ RETRY_SECONDS = 600.0
 """A journal that was written to less long ago than this is left to whoever is at it, or just failed at it."""
 NICENESS = 10
 """Of sampler and collector."""
-SAMPLER_RECORD = "sampler.json"
 
 _SCRIPT = """\
 #!/bin/sh
@@ -150,7 +149,7 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
     state_path = Path(settings.state_directory, attempt.node, str(attempt.job_id))
     above = _node_directory(settings, attempt.node)
     state = directories.open_own_below(above, str(attempt.job_id), 0o700)
-    earlier = _SamplerRecord.read(state)
+    earlier = SamplerRecord.read(state)
     if earlier and earlier.alive:
         if (earlier.restart_count, earlier.uid) == (attempt.restart_count, attempt.uid):
             _note(earlier.journal, "prolog", "ran again; the sampler of this attempt goes on")
@@ -164,7 +163,7 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
         if node.doubt:
             writer.event("fault", node.doubt)
         pid = node.start("sampler", [path, state_path, node.config], writer)
-        _SamplerRecord.of(pid, path, attempt).write(state)
+        SamplerRecord.of(pid, path, attempt).write(state)
         if trouble := _prepare_directory(settings, attempt):
             _say(trouble, writer)
     except (OSError, _OutOfTime) as error:
@@ -182,7 +181,7 @@ def _epilog(environment: Mapping[str, str], node: _Node) -> None:
         state = os.open(str(job_id), directories.DIRECTORY, dir_fd=above)
     except FileNotFoundError:
         return  # it ran before, or no prolog did
-    sampler = _SamplerRecord.read(state)
+    sampler = SamplerRecord.read(state)
     if sampler:
         sampler.remove(state)
     os.rmdir(str(job_id), dir_fd=above)  # from now on its sampler ends, even if this hook comes no further
@@ -200,62 +199,6 @@ def _epilog(environment: Mapping[str, str], node: _Node) -> None:
 def _node_directory(settings: NodeSettings, node: str) -> int:
     root = directories.open_own(Path(settings.state_directory), 0o755)
     return directories.open_own_below(root, node, 0o755)
-
-
-@dataclass(frozen=True)
-class _SamplerRecord:
-    """Which process samples an attempt: kept in the attempt's state directory."""
-
-    pid: int
-    start_ticks: int
-    journal: Path
-    restart_count: int
-    uid: int
-
-    @classmethod
-    def of(cls, pid: int, path: Path, attempt: Attempt) -> "_SamplerRecord":
-        stat = proc.read_stat(pid)
-        return cls(pid, stat.start_ticks if stat else -1, path, attempt.restart_count, attempt.uid)
-
-    @classmethod
-    def read(cls, state: int) -> "_SamplerRecord | None":
-        """The record in a state directory; None where it was not written, or not whole."""
-        try:
-            descriptor = os.open(SAMPLER_RECORD, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=state)
-            with os.fdopen(descriptor, encoding="utf-8") as file:
-                values = json.load(file)
-            return cls(**{**values, "journal": Path(values["journal"])})
-        except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return None
-
-    def write(self, state: int) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(SAMPLER_RECORD, flags, 0o600, dir_fd=state)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump({**vars(self), "journal": str(self.journal)}, file)
-
-    @staticmethod
-    def remove(state: int) -> None:
-        os.unlink(SAMPLER_RECORD, dir_fd=state)
-
-    def stop(self) -> bool:
-        """Tell this very process to take its last sample; False where it is gone."""
-        try:
-            process = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return False
-        # Looked at after it was opened: what is open now is what is told, whoever may get its id.
-        alive = self.alive
-        if alive:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
-        os.close(process)
-        return alive
-
-    @property
-    def alive(self) -> bool:
-        """Whether this very process still runs."""
-        stat = proc.read_stat(self.pid)
-        return stat is not None and stat.start_ticks == self.start_ticks
 
 
 def _say(fault: str, writer: journal.Writer | None) -> None:

@@ -77,9 +77,9 @@ def part(prefix, job_id=2):
 def prefix(open_path):
     """Where a node is installed; its samplers are ended with the test."""
     yield open_path / "node"
-    for sampler in running.samplers(open_path / "node/run/trimtab"):
-        if sampler.alive:
-            os.kill(sampler.pid, signal.SIGKILL)
+    for job in running.jobs(open_path / "node/run/trimtab"):
+        if job.is_sampled:
+            os.kill(job.sampler.pid, signal.SIGKILL)
 
 
 def test_what_is_written_runs_and_keeps_everything_below_the_prefix(prefix):
@@ -87,8 +87,8 @@ def test_what_is_written_runs_and_keeps_everything_below_the_prefix(prefix):
     before = [path.exists() for path in elsewhere]
     install(prefix)
     run_hook(prefix / PROLOG)
-    (sampler,) = running.samplers(prefix / "run/trimtab")
-    assert (sampler.node, sampler.job_id, sampler.alive) == ("n1", 2, True)
+    (job,) = running.jobs(prefix / "run/trimtab")
+    assert (job.node, job.job_id, job.is_sampled) == ("n1", 2, True)
     run_hook(prefix / EPILOG)
     kinds = sorted(event.kind for event in part(prefix).nodes[0].events if event.kind != "fault")
     assert kinds == ["epilog", "prolog", "sampler", "sampler"]
@@ -351,9 +351,9 @@ def test_what_was_written_before_a_failure_can_be_removed(prefix):
 def test_the_unit_recovers_what_a_crash_left(prefix):
     install(prefix)
     run_hook(prefix / PROLOG)
-    (sampler,) = running.samplers(prefix / "run/trimtab")
-    os.kill(sampler.pid, signal.SIGKILL)
-    until(lambda: not sampler.alive)
+    (job,) = running.jobs(prefix / "run/trimtab")
+    os.kill(job.sampler.pid, signal.SIGKILL)
+    until(lambda: not job.is_sampled)
     if shutil.which("systemd-analyze"):
         done = subprocess.run(["systemd-analyze", "verify", prefix / UNIT], capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")

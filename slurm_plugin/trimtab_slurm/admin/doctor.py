@@ -268,19 +268,17 @@ def check_slurm_conf(conf: SlurmConf | None, hooks: Mapping[str, Path]) -> Itera
 def check_samplers(state_directory: Path) -> Iterator[Finding]:
     """Which samplers run, and which should and do not."""
     try:
-        found = running.samplers(state_directory)
+        found = running.jobs(state_directory)
     except PermissionError:
         yield _for_root("samplers", f"look into {state_directory}")
         return
-    alive = [sampler for sampler in found if sampler.alive]
-    for sampler in found:
-        if sampler not in alive:
-            text = (
-                f"job {sampler.job_id} on {sampler.node} has none: it has died, and what it wrote waits for the epilog"
-            )
+    sampled = [job for job in found if job.is_sampled]
+    for job in found:
+        if job not in sampled:
+            text = f"job {job.job_id} on {job.node} has none: it has died, and what it wrote waits for the epilog"
             yield Finding("samplers", WARNING, text, "see why: journalctl -t trimtab")
-    jobs = ", ".join(f"{sampler.job_id} on {sampler.node}" for sampler in alive)
-    yield Finding("samplers", OK, f"{len(alive)} running" + (f": job {jobs}" if jobs else ""))
+    names = ", ".join(f"{job.job_id} on {job.node}" for job in sampled)
+    yield Finding("samplers", OK, f"{len(sampled)} running" + (f": job {names}" if names else ""))
 
 
 def check_journals(directory: Path, config: Path) -> Iterator[Finding]:

@@ -245,9 +245,9 @@ def _remove_directory(path: Path) -> Iterator[str]:
 def _end_samplers(state_directory: Path, config: Path) -> Iterator[str]:
     """End the samplers that no epilog will tell to stop any more, and wait until their profiles are written."""
     if state_directory.exists() and not trust.opening(state_directory):
-        for sampler in running.samplers(state_directory):
-            yield f"ended the sampler of job {sampler.job_id} on {sampler.node}"
-            sampler.end()
+        for job in running.jobs(state_directory):
+            yield f"ended the sampler of job {job.job_id} on {job.node}"
+            job.end()
         for node in state_directory.iterdir():
             with suppress(OSError):
                 node.rmdir()

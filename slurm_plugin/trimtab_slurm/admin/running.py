@@ -1,51 +1,51 @@
-"""Which samplers and collectors run on this node. Standard library only."""
+"""Which jobs are sampled on this node, and by which processes. Standard library only."""
 
-import json
 import os
-import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trimtab_slurm import proc
-from trimtab_slurm.hooks import SAMPLER_RECORD
+from trimtab_slurm import directories, proc, sampler_record
+from trimtab_slurm.sampler_record import SamplerRecord
 
 
 @dataclass(frozen=True)
-class RunningSampler:
+class RunningJob:
     """A job that a prolog has begun on a node, and no epilog has ended."""
 
     node: str
     job_id: int
     state: Path
     """The directory that its prolog made."""
-    pid: int
-    """Its sampler; 0 where the prolog noted none."""
-    start_ticks: int
+    sampler: SamplerRecord | None
+    """None where the prolog noted none."""
 
     @property
-    def alive(self) -> bool:
-        """Whether this very process still runs."""
-        stat = proc.read_stat(self.pid) if self.pid else None
-        return stat is not None and stat.start_ticks == self.start_ticks
+    def is_sampled(self) -> bool:
+        """Whether its sampler lives."""
+        return self.sampler is not None and self.sampler.alive
 
     def end(self) -> None:
-        """Tell it to stop, as the epilog does: it has its profile written by itself. Raises OSError."""
+        """Have its sampler stop, as the epilog does: it has its profile written by itself. Raises OSError."""
         with suppress(FileNotFoundError):
-            (self.state / SAMPLER_RECORD).unlink()
+            (self.state / sampler_record.NAME).unlink()
         with suppress(FileNotFoundError):
             self.state.rmdir()
-        if self.alive:
-            os.kill(self.pid, signal.SIGTERM)
+        if self.sampler:
+            self.sampler.stop()
 
 
-def samplers(state_directory: Path) -> list[RunningSampler]:
-    """Those that prologs have noted, by node and job. Raises PermissionError: only root may look."""
+def jobs(state_directory: Path) -> list[RunningJob]:
+    """Those that prologs have noted, by node and id. Raises PermissionError: only root may look."""
     found = []
     for state in sorted(state_directory.glob("*/*")):
         if state.name.isdecimal():
-            pid, start_ticks = _process(state / SAMPLER_RECORD)
-            found.append(RunningSampler(state.parent.name, int(state.name), state, pid, start_ticks))
+            with suppress(FileNotFoundError):  # its epilog has just run
+                descriptor = os.open(state, directories.DIRECTORY)
+                try:
+                    found.append(RunningJob(state.parent.name, int(state.name), state, SamplerRecord.read(descriptor)))
+                finally:
+                    os.close(descriptor)
     return found
 
 
@@ -59,11 +59,3 @@ def recorders(config: Path) -> list[int]:
                 if {b"trimtab_slurm.sampler", b"trimtab_slurm.collect"} & set(arguments) and bytes(config) in arguments:
                     found.append(int(entry.name))
     return found
-
-
-def _process(record: Path) -> tuple[int, int]:
-    try:
-        values = json.loads(record.read_text(encoding="utf-8"))
-        return int(values["pid"]), int(values["start_ticks"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
-        return 0, -1
