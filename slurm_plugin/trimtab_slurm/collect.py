@@ -133,8 +133,8 @@ def node_profile(recorded: Journal) -> NodeProfile:
 
 def _device_profile(record: DeviceRecord) -> DeviceProfile:
     values = np.array(record.rows, dtype=np.float64).reshape(len(record.rows), len(record.columns))
-    samples: Table = {"time_seconds": np.array(record.times, dtype=np.float64)}
-    samples |= {name: _column(name, values[:, place]) for place, name in enumerate(record.columns)}
+    figures = {name: _column(name, values[:, place]) for place, name in enumerate(record.columns)}
+    samples: Table = {"time_seconds": np.array(record.times, dtype=np.float64), **figures}
     return DeviceProfile(
         uuid=record.uuid,
         kind=record.kind,

@@ -1,6 +1,7 @@
 """What a profile holds, and what its figures rest on: the unit of each, and how much of it is there. Pure."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[np.float64] | npt.NDArray[np.float32] | npt.NDArray[np.int64] | npt.NDArray[np.str_]
-Table = dict[str, Column]
+Table = Mapping[str, Column]
 """Columns of equal length by name."""
 
 
@@ -33,7 +34,7 @@ class DeviceProfile:
     driver: str
     samples: Table
     """time_seconds (ascending) and one column for each figure, NaN where there was none."""
-    absent: dict[str, str] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
     """Column -> why it is NaN where it is; a column whose reason is not known is not named."""
     pci: str = ""
     """Bus id; empty for what is on no bus of its own."""
@@ -182,7 +183,7 @@ def _expected_samples(device: DeviceProfile, node: NodeProfile) -> int:
     A node's part begins before its first sample, by what it takes to start a sampler, and ends with or after its last.
     What is sampled every period then has a sample for each whole period, and one however short the part is.
     """
-    times = device.samples["time_seconds"]
     if device.kind == "cpu":
+        times = device.samples["time_seconds"]
         return int(float(times[-1] - times[0]) / node.sampler_period_seconds) + 1 if len(times) else 0
     return max(1, int((node.end_seconds - node.start_seconds) / node.sampler_period_seconds))

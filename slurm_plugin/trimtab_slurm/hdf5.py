@@ -110,15 +110,42 @@ def write_table(group: Any, table: Table, attributes: Mapping[str, Mapping[str, 
         dataset.attrs.update((attributes or {}).get(name, {}))
 
 
-def read_table(group: Any) -> Table:
-    """The columns of a group; groups in it are left out. Raises ValueError for what `write_table` cannot have made."""
-    import h5py
+class Columns(Mapping[str, Column]):
+    """The table of a group whose file is open: a column is read when it is asked for, each time anew.
 
-    members = ((name, child(group, name)) for name in group)
-    table = {name: _read_column(member) for name, member in members if isinstance(member, h5py.Dataset)}
-    if len({len(column) for column in table.values()}) > 1:
-        raise ValueError(f"{group.name}: its columns are of different lengths")
-    return table
+    Raises ValueError for what `write_table` cannot have made.
+    """
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._length: int | None = None
+
+    def __getitem__(self, name: str) -> Column:
+        dataset = self._dataset(name)
+        if dataset is None:
+            raise KeyError(name)
+        column = _read_column(dataset)
+        if self._length not in (None, len(column)):
+            raise ValueError(f"{self._group.name}: its columns are of different lengths")
+        self._length = len(column)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._group if self._dataset(name) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _dataset(self, name: str) -> Any:
+        import h5py
+
+        member = child(self._group, name) if name in self._group else None
+        return member if isinstance(member, h5py.Dataset) else None
+
+
+def read_table(group: Any) -> Table:
+    """Read all columns of a group. Raises as `Columns` does."""
+    return dict(Columns(group))
 
 
 def clean(text: str) -> str:

@@ -57,18 +57,28 @@ def write(path: Path, profile: Profile) -> None:
         _write_header(file, profile.header, profile.events)
 
 
-def read(path: Path) -> Profile:
-    """Read a profile whole. Raises ProfileError for what is none, or cannot be read."""
+@contextmanager
+def opened(path: Path) -> Iterator[Profile]:
+    """A profile whose devices' columns are read when they are asked for, each time anew: a large job's fill memory.
+
+    They can be asked for within the context alone. Raises ProfileError for what is none, or cannot be read, then too.
+    """
     with _reading(path) as file:
         header = _read_header(file, path)
         training = _read_training(child(file, "training")) if "training" in file else None
         nodes = child(file, "nodes")
-        return Profile(
+        yield Profile(
             **header._fields(),
-            nodes=tuple(_read_node(name, child(nodes, name)) for name in header.nodes),
+            nodes=tuple(_open_node(name, child(nodes, name)) for name in header.nodes),
             training=training,
             events=_read_events(child(file, "events")) if "events" in file else (),
         )
+
+
+def read(path: Path) -> Profile:
+    """Read a profile whole. Raises ProfileError for what is none, or cannot be read."""
+    with opened(path) as profile:
+        return replace(profile, nodes=tuple(map(_read_node, profile.nodes)))
 
 
 def read_header(path: Path) -> Header:
@@ -131,7 +141,7 @@ def _merge_node(nodes: Any, node: str, holders: Sequence[Path], left_out: dict[P
     for part in holders:
         with _leaving_out(part, left_out), _reading(part) as source:
             group = child(child(source, "nodes"), node)
-            found.append(_read_node(node, group))
+            found.append(_read_node(_open_node(node, group)))
             if len(holders) == 1:
                 source.copy(group, nodes, node)
                 return
@@ -182,7 +192,7 @@ def _joined_devices(first: DeviceProfile, second: DeviceProfile) -> DeviceProfil
     return replace(
         second,
         samples=_joined_tables(first.samples, second.samples),
-        absent=first.absent | second.absent,
+        absent={**first.absent, **second.absent},
         processes=_joined_tables(first.processes, second.processes),
     )
 
@@ -279,9 +289,9 @@ def _is_whole(column: Column) -> bool:
     return bool(len(column) and np.isfinite(column).all())
 
 
-def _read_node(name: str, group: Any) -> NodeProfile:
+def _open_node(name: str, group: Any) -> NodeProfile:
     devices = child(group, "devices")
-    found = [_read_device(child(devices, device)) for device in devices]
+    found = [_open_device(child(devices, device)) for device in devices]
     return NodeProfile(
         node=name,
         start_seconds=float(group.attrs["start_seconds"]),
@@ -292,16 +302,48 @@ def _read_node(name: str, group: Any) -> NodeProfile:
     )
 
 
-def _read_device(group: Any) -> DeviceProfile:
-    samples = hdf5.read_table(group)
-    doubtful = (name for name, column in samples.items() if not _is_whole(column))
-    reasons = {name: child(group, name).attrs.get("absent") for name in doubtful}
+def _open_device(group: Any) -> DeviceProfile:
     return DeviceProfile(
         **{name: str(group.attrs[name]) for name in _DEVICE_TEXTS},
         index=int(group.attrs["index"]),
+        samples=hdf5.Columns(group),
+        absent=_Reasons(group),
+        processes=hdf5.Columns(child(group, "processes")) if "processes" in group else {},
+    )
+
+
+class _Reasons(Mapping[str, str]):
+    """The attribute `absent` of the columns of a device, read when it is asked for."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> str:
+        reason = child(self._group, name).attrs.get("absent") if name in self._group else None
+        if reason is None:
+            raise KeyError(name)
+        return str(reason)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._group if "absent" in child(self._group, name).attrs)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _read_node(node: NodeProfile) -> NodeProfile:
+    """A node that has been opened, with everything in memory."""
+    return replace(node, devices=tuple(map(_read_device, node.devices)))
+
+
+def _read_device(device: DeviceProfile) -> DeviceProfile:
+    samples = dict(device.samples)
+    doubtful = (name for name, column in samples.items() if not _is_whole(column))
+    return replace(
+        device,
         samples=samples,
-        absent={name: str(reason) for name, reason in reasons.items() if reason is not None},
-        processes=hdf5.read_table(child(group, "processes")) if "processes" in group else {},
+        absent={name: device.absent[name] for name in doubtful if name in device.absent},
+        processes=dict(device.processes),
     )
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 
 from trimtab.report import page
+from trimtab.report.find import load
 from trimtab.report.summarize import summarize
+from trimtab_slurm import profile as profile_file
 from trimtab_slurm.contents import Event
 
 pytest.importorskip("plotly", reason="the report extra is not installed")
@@ -118,6 +120,8 @@ def test_a_large_job_makes_no_large_page(profiles):
 
 
 def test_a_page_is_written_whole_or_not_at_all(profile, tmp_path, monkeypatch):
+    profile_file.write(tmp_path / "one.h5", profile)
+    (recorded,) = load(str(tmp_path / "one.h5"), None, None)
     target = tmp_path / "report.html"
     target.write_text("before")
 
@@ -126,8 +130,8 @@ def test_a_page_is_written_whole_or_not_at_all(profile, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", fail)
     with pytest.raises(OSError, match="no space"):
-        page.write(target, profile, summarize(profile))
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
+        page.write(target, recorded)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one.h5", "report.html"]
     assert target.read_text() == "before"
 
 
@@ -161,7 +165,7 @@ def browser(tmp_path_factory):
 def opened(browser, profile, directory, *, width=1280, height=800, scheme="light"):
     """Open the page; returns what the browser complained of, and the addresses that the page asked for."""
     file = directory / "report.html"
-    page.write(file, profile, summarize(profile))
+    file.write_text(render(profile))
     browser.execute_cdp_cmd(
         "Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     )

@@ -322,8 +322,8 @@ def test_a_span_without_a_sample_is_blank_in_the_heat_map(profile):
     samples = {name: np.delete(column, slice(20, 30)) for name, column in profile.nodes[0].devices[0].samples.items()}
     gap = with_samples(profile, samples)
     (row,) = series.heat_map(gap, summarize(gap)).ratios
-    # the sample after the gap covers the period before it
-    assert [index for index, value in enumerate(row) if value is None] == list(range(20, 29))
+    # samples are at the end of each second of the job; the last one before the gap is where the 20th second ends
+    assert [index for index, value in enumerate(row) if value is None] == list(range(21, 30))
 
 
 def test_clocks_that_drift_past_the_bins_leave_no_gap(profile):

@@ -76,7 +76,7 @@ def _see_through(slurm: "SlurmClient", job_id: int) -> NoReturn:
         click.echo(f"\nProfile: {recorded.file}")
         from trimtab.report import page
 
-        page.write(page_file, recorded.profile, recorded.summary)
+        page.write(page_file, recorded)
         click.echo(f"Page:    {page_file}")
     except ReportError as error:
         click.echo(f"trimtab: {error}", err=True)
@@ -136,7 +136,7 @@ def report(target: str, as_json: bool, html_file: Path | None, attempt: str | No
         if html_file:
             from trimtab.report import page
 
-            page.write(html_file, found[0].profile, found[0].summary)
+            page.write(html_file, found[0])
     except ModuleNotFoundError as error:
         _refuse(ReportError(f"--html needs {error.name}: pip install 'trimtab[report]'"))
     except (ReportError, OSError) as error:

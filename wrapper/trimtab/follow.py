@@ -54,7 +54,7 @@ def profile_of(job_id: int) -> Recorded:
         late = time.monotonic() > deadline
         try:
             (recorded,) = load(str(job_id), None, None)
-            if late or not recorded.profile.missing_nodes:
+            if late or not recorded.summary.missing_nodes:
                 return recorded
         except ReportError:
             if late:

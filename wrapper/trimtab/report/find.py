@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab import places
 from trimtab.recorder import recover
-from trimtab.report.summarize import summarize
+from trimtab.report.summarize import outcome, summarize
 from trimtab.report.summary import Attempt, Summary
 from trimtab_slurm import merging, profile
 from trimtab_slurm.contents import Profile, ProfileError
@@ -21,11 +22,16 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Recorded:
-    """One attempt, read and summed up."""
+    """One attempt, summed up."""
 
     file: Path
-    profile: Profile
     summary: Summary
+
+    @contextmanager
+    def profile(self) -> Iterator[Profile]:
+        """What it was summed up from, as `trimtab_slurm.profile.opened` gives it. Raises ReportError."""
+        with _opened(self.file) as found:
+            yield found
 
 
 def load(target: str, attempt: str | None, profiles: Path | None) -> list[Recorded]:
@@ -49,7 +55,7 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
         others = f"; of an earlier job of this id, name the file: {', '.join(map(str, earlier))}" if earlier else ""
         raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all{others}")
     wanted = {file: _read(file) for file in chosen}
-    chain = _chain(files, wanted)
+    chain = _chain(files)
     return [
         replace(
             recorded, summary=replace(recorded.summary, attempts=chain, attempt_number=files.index(recorded.file) + 1)
@@ -103,24 +109,28 @@ def _merged(directory: Path) -> list[Path]:
 
 
 def _read(file: Path) -> Recorded:
+    with _opened(file) as found:
+        return Recorded(file, summarize(found))
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Profile]:
     try:
-        found = profile.read(file)
+        with profile.opened(file) as found:
+            yield found
     except ProfileError as error:
         raise ReportError(str(error)) from error
-    return Recorded(file, found, summarize(found))
 
 
-def _chain(files: Sequence[Path], known: dict[Path, Recorded]) -> tuple[Attempt, ...]:
+def _chain(files: Sequence[Path]) -> tuple[Attempt, ...]:
     """All attempts in short. One that cannot be read does not hide the others."""
     chain = []
     for number, file in enumerate(files, start=1):
         try:
-            summary = (known[file] if file in known else _read(file)).summary
+            with _opened(file) as found:
+                seconds, end = found.end_seconds - found.start_seconds, outcome(found)
         except ReportError as error:
             chain.append(Attempt(number, None, None, "damaged", str(error), str(file)))
-            continue
-        outcome = summary.outcome
-        chain.append(
-            Attempt(number, summary.start_seconds, summary.duration_seconds, outcome.state, outcome.sentence, str(file))
-        )
+        else:
+            chain.append(Attempt(number, found.start_seconds, seconds, end.state, end.sentence, str(file)))
     return tuple(chain)

@@ -21,6 +21,7 @@ from markupsafe import Markup
 
 from trimtab.report import series, wording
 from trimtab.report.figures import device_name, holds, key_figures, place_in_chain, shape, step_shares
+from trimtab.report.find import Recorded
 from trimtab.report.summary import Device, Rank, Summary
 from trimtab_slurm.contents import Profile
 
@@ -28,12 +29,17 @@ MOST_ROWS = 2_000
 """Of a table: with more the page would open slowly; --json has all."""
 
 
-def write(path: Path, profile: Profile, summary: Summary) -> None:
-    """Write the page; whoever reads meanwhile sees the old file or the new one, never a half. Raises OSError."""
+def write(path: Path, recorded: Recorded) -> None:
+    """Write the page; whoever reads meanwhile sees the old file or the new one, never a half.
+
+    Raises OSError, ReportError, and as `render` does.
+    """
+    with recorded.profile() as profile:
+        text = render(profile, recorded.summary)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(render(profile, summary))
+            file.write(text)
         Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(path)
     except BaseException:

@@ -7,12 +7,14 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.report.stages import Floats, imbalance_by_step, stage_matrix
-from trimtab.report.summary import Summary
+from trimtab.report.summary import Device, Summary
 from trimtab_slurm.contents import Profile, TrainingProfile
 
 MOST_CELLS = 150_000
 """Of the heat map: some 5 characters each in the page."""
-MOST_BINS, FEWEST_BINS = 600, 60
+MOST_BINS = 600
+MOST_ROWS = 512
+"""Of the heat map: more than a screen has lines for would not be seen."""
 LONGEST_PERIODS = 1.25
 """A sample that comes later than this after the one before leaves a gap."""
 MOST_POINTS = 2_000
@@ -32,15 +34,17 @@ class Line:
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Mean utilization by device and time."""
+    """Mean utilization by device, or a few of them, and time."""
 
     labels: tuple[str, ...]
-    """One a device, top to bottom."""
+    """One a row, top to bottom."""
+    row_devices: int
+    """How many devices share a row; the last row may have fewer. The least used of them counts, bin by bin."""
     time_seconds: tuple[float, ...]
     """UTC, the centers of the bins."""
     bin_seconds: float
     ratios: tuple[tuple[float | None, ...], ...]
-    """[device][bin]; None: no sample in this bin."""
+    """[row][bin]; None: no sample in this bin."""
 
 
 def stage_lines(training: TrainingProfile) -> tuple[Line, ...]:
@@ -86,32 +90,31 @@ def imbalance_lines(training: TrainingProfile, window_steps: int) -> tuple[Line,
 
 
 def heat_map(profile: Profile, summary: Summary) -> HeatMap | None:
-    """Utilization of every device that has samples, in the summary's order; None where none has any."""
-    series = {
-        device.uuid: (
-            np.asarray(device.samples["time_seconds"], dtype=np.float64),
-            np.asarray(device.samples["utilization_ratio"], dtype=np.float64),
-        )
-        for node in profile.nodes
-        for device in node.devices
-        if "utilization_ratio" in device.samples and len(device.samples["time_seconds"])
-    }
-    devices = [device for device in summary.devices if device.uuid in series]
-    if not devices:
+    """Utilization of every device that has any, in the summary's order, over the attempt; None where none has any.
+
+    Of more than MOST_ROWS devices, as many as share a row are next to each other, and the least used of them counts.
+    """
+    recorded = {(node.node, device.uuid): (node, device) for node in profile.nodes for device in node.devices}
+    drawn = [device for device in summary.devices if device.utilization_mean_ratio is not None]
+    if not drawn:
         return None
-    first = min(float(series[device.uuid][0].min()) for device in devices)
-    last = max(float(series[device.uuid][0].max()) for device in devices)
+    size = -(-len(drawn) // MOST_ROWS)
+    groups = [drawn[first : first + size] for first in range(0, len(drawn), size)]
     period = min(node.sampler_period_seconds for node in profile.nodes)
-    wanted = int((last - first) / period) + 1
-    bins = max(1, min(wanted, max(FEWEST_BINS, min(MOST_BINS, MOST_CELLS // len(devices)))))
-    width = max((last - first) / bins, period)
-    rows = tuple(_values(_binned(*series[device.uuid], first, width, bins, period), 3) for device in devices)
-    labels = tuple(
-        f"{device.node} · " + (_ranks(device.ranks) if device.ranks else f"{device.kind} {device.index}")
-        for device in devices
-    )
-    centers = tuple(first + width * (index + 0.5) for index in range(bins))
-    return HeatMap(_distinct(labels), centers, width, rows)
+    bins = max(1, min(int(summary.duration_seconds / period), MOST_BINS, MOST_CELLS // len(groups)))
+    width = max(summary.duration_seconds / bins, period)
+
+    def row(device: Device) -> Floats:
+        node, found = recorded[device.node, device.uuid]
+        times, ratios = (
+            np.asarray(found.samples[name], dtype=np.float64) for name in ("time_seconds", "utilization_ratio")
+        )
+        return _binned(times, ratios, profile.start_seconds, width, bins, node.sampler_period_seconds)
+
+    # One device's columns are in memory at a time. fmin: what one of a group lacks does not hide the others.
+    ratios = tuple(_values(np.fmin.reduce([row(device) for device in group]), 3) for group in groups)
+    centers = tuple(profile.start_seconds + width * (index + 0.5) for index in range(bins))
+    return HeatMap(_distinct([_label(group) for group in groups]), size, centers, width, ratios)
 
 
 def thinned(name: str, x: npt.NDArray[np.generic], y: Floats, limit: int = MOST_POINTS) -> Line:
@@ -153,8 +156,14 @@ def _values(figures: Floats, digits: int = 4) -> tuple[float | None, ...]:
     return tuple(round(value, digits) if np.isfinite(value) else None for value in figures.tolist())
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+def _label(devices: Sequence[Device]) -> str:
+    """The name of a row: its nodes, then its ranks or its devices."""
+    first, last = devices[0], devices[-1]
+    nodes = first.node if first.node == last.node else f"{first.node} to {last.node}"
+    ranks = sorted(rank for device in devices for rank in device.ranks)
+    if ranks:
+        return f"{nodes} · " + (f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}")
+    return f"{nodes} · " + (f"{first.kind} {first.index}" if len(devices) == 1 else f"{len(devices)} devices")
 
 
 def _distinct(labels: Sequence[str]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from trimtab.report.summary import (
 from trimtab.report.wording import listed, percent, plural
 from trimtab_slurm.contents import DeviceProfile, NodeProfile, Profile, Table, TrainingProfile, coverage_ratio
 
+_COLUMNS = ("time_seconds", "utilization_ratio", "memory_used_bytes")
 LOW_COVERAGE_RATIO = 0.9
 """Below this share of the expected samples, a device's figures are not those of the whole attempt."""
 
@@ -44,7 +45,7 @@ def summarize(profile: Profile) -> Summary:
         start_seconds=profile.start_seconds,
         end_seconds=profile.end_seconds,
         duration_seconds=max(0.0, profile.end_seconds - profile.start_seconds),
-        outcome=_outcome(profile),
+        outcome=outcome(profile),
         training=_training(profile.training) if profile.training else None,
         devices=_devices(profile, ranks),
         ranks=ranks,
@@ -60,7 +61,8 @@ def summarize(profile: Profile) -> Summary:
     return replace(summary, warnings=warnings, findings=findings(summary))
 
 
-def _outcome(profile: Profile) -> Outcome:
+def outcome(profile: Profile) -> Outcome:
+    """How the attempt ended."""
     if profile.training is None:
         nodes = plural(len(profile.nodes), "node")
         return Outcome("recorded", f"recorded on {nodes}; the profile holds no training part", None)
@@ -198,7 +200,10 @@ def _devices(profile: Profile, ranks: tuple[Rank, ...]) -> tuple[Device, ...]:
 
 
 def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) -> Device:
-    samples = device.samples
+    # From a file, each look at a column reads it, and all columns of all devices may not fit into memory.
+    found = ((name, device.samples.get(name)) for name in _COLUMNS)
+    samples = {name: column for name, column in found if column is not None}
+    device = replace(device, samples=samples)
     utilization = _figures(samples, "utilization_ratio")
     known = int(np.isfinite(utilization).sum())
     reason = "" if known else device.absent.get("utilization_ratio", "")
