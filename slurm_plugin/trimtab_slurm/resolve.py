@@ -1,13 +1,16 @@
 """Which devices an attempt holds: what Slurm told the hook, against what the driver has. Pure; never a guess.
 
 A uuid names its device. A number is a place in slurmd's own list of GPUs, whose order is the driver's where slurmd
-asked the driver, and that of the device files where an admin wrote them down: it names a device only where all orders
-agree. docs/devices.md says for admins what follows from that. Standard library only.
+asked the driver, and that of the device files where an admin wrote them down: it names a device where gres.conf proves
+which of both it is, or where all orders agree. docs/devices.md says for admins what follows from that. Standard library
+only.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+
+from trimtab_slurm.gresconf import GpuList
 
 VARIABLES = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK")
 """By which slurmd tells its hooks which GPUs a job holds on the node. Numbers in the first are places in slurmd's
@@ -20,6 +23,7 @@ _UUID = re.compile(r"\b(GPU|MIG)-[\w./-]+", re.ASCII | re.IGNORECASE)
 _NUMBERS = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
 _FIRST_RENDER_NODE = 128
 """Linux numbers /dev/dri/renderD from here."""
+_DRIVERS_ORDER = "the driver's order"
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})\.([0-9a-f])", re.IGNORECASE)
 
 
@@ -66,10 +70,13 @@ def held(variables: Mapping[str, str]) -> tuple[str, ...] | None:
         return None
 
 
-def resolve(variables: Mapping[str, str], inventory: Sequence[InventoryDevice]) -> Resolution:
+def resolve(
+    variables: Mapping[str, str], inventory: Sequence[InventoryDevice], gpus: GpuList | None = None
+) -> Resolution:
     """The devices of an attempt.
 
-    `variables`: the hook's, of which VARIABLES matter; `inventory`: all devices of the node, in any order.
+    `variables`: the hook's, of which VARIABLES matter; `inventory`: all devices of the node, in any order; `gpus`: what
+    gres.conf proves of slurmd's list, None where it proves nothing.
     """
     try:
         ids = _ids(variables)
@@ -80,7 +87,7 @@ def resolve(variables: Mapping[str, str], inventory: Sequence[InventoryDevice]) 
         if _UUID.fullmatch(ids[0]):
             chosen, reason = _by_uuid(ids, inventory)
         else:
-            chosen, reason = _by_number({int(each) for each in ids}, inventory, listed=_PLACES in variables)
+            chosen, reason = _by_number({int(each) for each in ids}, inventory, gpus, listed=_PLACES in variables)
     except _Unproved as error:
         return Resolution("unknown", (), str(error))
     ordered = sorted(chosen, key=lambda device: (device.index is None, device.index or 0, device.uuid))
@@ -144,16 +151,22 @@ def _by_uuid(ids: Sequence[str], inventory: Sequence[InventoryDevice]) -> _Choic
     return {names[each.lower()] for each in ids}, "Slurm names them by uuid"
 
 
-def _by_number(numbers: set[int], inventory: Sequence[InventoryDevice], *, listed: bool) -> _Choice:
+def _by_number(
+    numbers: set[int], inventory: Sequence[InventoryDevice], gpus: GpuList | None, *, listed: bool
+) -> _Choice:
     """`listed`: the numbers are Slurm's for the node, and do not count the job's own GPUs."""
     text = ",".join(map(str, sorted(numbers)))
     parents = {device.parent_uuid for device in inventory}
     devices = [device for device in inventory if device.uuid not in parents]
     by_minor = {device.minor: device for device in devices if device.minor is not None}
-    gpus = [device for device in inventory if not device.parent_uuid]
+    if max(numbers) >= _FIRST_RENDER_NODE or parents != {""} or not listed:
+        gpus = None  # its places are not what these numbers are
+    if gpus and gpus.minors:
+        return _by_file(numbers, gpus.minors, by_minor, text)
+    whole_gpus = [device for device in inventory if not device.parent_uuid]
     # Of a GPU that is lost, drivers can say nothing, and leave its index out.
-    counted = max([len(gpus), *(gpu.index + 1 for gpu in gpus if gpu.index is not None)])
-    whole = len(numbers) == len(devices) and counted == len(gpus)
+    counted = max([len(whole_gpus), *(gpu.index + 1 for gpu in whole_gpus if gpu.index is not None)])
+    whole = len(numbers) == len(devices) and counted == len(whole_gpus)
     if whole and (max(numbers) < len(devices) or numbers <= by_minor.keys()):
         return set(devices), "the job holds every GPU of the node"
     if not listed:
@@ -161,10 +174,29 @@ def _by_number(numbers: set[int], inventory: Sequence[InventoryDevice], *, liste
     if parents != {""}:
         raise _Unproved(f"{text}: a place in slurmd's list is no MIG instance's name; a uuid is")
     if max(numbers) < counted:
-        return _by_place(numbers, _orders(devices, counted), text)
-    if numbers <= by_minor.keys():
+        orders = _orders(devices, counted)
+        if gpus and not _has_gap(by_minor, counted):
+            orders = {_DRIVERS_ORDER: orders[_DRIVERS_ORDER]}
+        return _by_place(numbers, orders, text)
+    if numbers <= by_minor.keys() and not gpus:
         return {by_minor[number] for number in numbers}, "Slurm names them by the numbers of their device files"
     raise _Unproved(f"{text}: slurmd's list is longer than the driver's, which has {len(devices)}; a GPU may be lost")
+
+
+def _by_file(numbers: set[int], minors: Sequence[int], by_minor: Mapping[int, InventoryDevice], text: str) -> _Choice:
+    """By the device files that gres.conf lists: these are what Slurm gives to the job, whatever the driver's order."""
+    if max(numbers) >= len(minors):
+        raise _Unproved(f"{text}: gres.conf lists {len(minors)} device files; slurmd may have read another one")
+    files = {minors[number] for number in numbers}
+    if missing := sorted(files - by_minor.keys()):
+        names = ",".join(map(str, missing))
+        raise _Unproved(f"{text}: device file {names} by gres.conf, which is no device's that the driver has now")
+    return {by_minor[minor] for minor in files}, "places in gres.conf's list of device files"
+
+
+def _has_gap(minors: Collection[int], counted: int) -> bool:
+    """Whether there are other minor numbers than so many GPUs have: slurmd may have listed a GPU that is gone."""
+    return max(minors) - _first_file(minors) >= counted
 
 
 def _by_place(numbers: set[int], orders: Mapping[str, Mapping[int, InventoryDevice]], text: str) -> _Choice:
@@ -175,11 +207,12 @@ def _by_place(numbers: set[int], orders: Mapping[str, Mapping[int, InventoryDevi
         if set(reading) != set(chosen):
             raise _Unproved(
                 f"{text}: {_uuids(chosen)} in {first}, {_uuids(reading)} in {other}; slurmd's list can have either, "
-                "only uuids would tell"
+                "only uuids or a plain gres.conf would tell"
             )
     if None in chosen:
         raise _Unproved(f"{text}: {_uuids(chosen)} in {first}")
-    return {device for device in chosen if device}, "places in slurmd's list, whatever its order"
+    how = "whatever its order" if others else f"by {first}"
+    return {device for device in chosen if device}, f"places in slurmd's list, {how}"
 
 
 def _orders(devices: Sequence[InventoryDevice], counted: int) -> dict[str, dict[int, InventoryDevice]]:
@@ -193,9 +226,9 @@ def _orders(devices: Sequence[InventoryDevice], counted: int) -> dict[str, dict[
     for what, known in (("index", by_index), ("minor number", by_minor)):
         if len(known) < len(devices):
             raise _Unproved(f"the driver does not say the {what} of each GPU, which slurmd's list can go by")
-    first_file = _FIRST_RENDER_NODE if min(by_minor) >= _FIRST_RENDER_NODE else 0
+    first_file = _first_file(by_minor)
     orders = {
-        "the driver's order": by_index,
+        _DRIVERS_ORDER: by_index,
         # A number that no device has may be that of a GPU which was there when slurmd made its list.
         "the numbers of device files": {minor - first_file: device for minor, device in by_minor.items()},
     }
@@ -204,6 +237,11 @@ def _orders(devices: Sequence[InventoryDevice], counted: int) -> dict[str, dict[
         if () not in by_pci and len(by_pci) == len(devices):
             orders["the order on the PCI bus"] = dict(enumerate(by_pci[address] for address in sorted(by_pci)))
     return orders
+
+
+def _first_file(minors: Collection[int]) -> int:
+    """The number from which device files of this kind are numbered."""
+    return _FIRST_RENDER_NODE if min(minors) >= _FIRST_RENDER_NODE else 0
 
 
 def _pci(device: InventoryDevice) -> tuple[int, ...]:

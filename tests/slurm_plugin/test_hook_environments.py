@@ -1,4 +1,4 @@
-"""What a real slurmd says to its prolog about GPUs, against what is recorded in data/resolve.
+"""What a real slurmd says to its prolog about GPUs, against what is recorded in data/resolve; and how it lists them.
 
 Run by itself, as root and with slurm_plugin and wrapper on the path, it records the Slurm that is installed:
 python3 tests/slurm_plugin/test_hook_environments.py > tests/slurm_plugin/data/resolve/environments-24.11.json
@@ -17,6 +17,8 @@ import pytest
 from trimtab import sandbox as boxes
 from trimtab.sandbox import config, machine
 from trimtab.sandbox.config import Places
+from trimtab_slurm.gresconf import GresConfError, gres_list
+from trimtab_slurm.nodelist import expand_nodes
 from trimtab_slurm.resolve import VARIABLES
 
 RECORDED = Path(__file__).parent / "data" / "resolve"
@@ -57,6 +59,68 @@ def test_a_prolog_sees_what_is_recorded(slurm_installed, box_directory):
         assert {name: variables[name] for name in VARIABLES if name in variables} == {
             name: expected[case][name] for name in VARIABLES if name in expected[case]
         }, case
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Name=gpu File={}2,{}0,{}3,{}1",
+        "Name=gpu File={}[3,0-1,2]",
+        'NodeName = n[1-2],x1  name = gpu \\\n file = "{}[2-3],{}[0-1]" # {}[0-3]',
+        "Name=gpu File={}3 Cores=1\nName=gpu File={}[2,0] Cores=0\nName=gpu File={}1 Cores=1",
+        "NodeName=n1 Name=gpu File={}3,{}1\nName=gpu File={}2\nNodeName=n1 Name=gpu File={}0",
+        "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File={}[1,0,3,2]",
+        "Name=shard Count=4 File={}1\nName=gpu File={}[2,0]\nName=gpu File={}[3,1]\nName=mps Count=100",
+    ],
+)
+def test_slurmd_lists_gpus_in_the_order_of_files_that_is_read_from_gres_conf(slurm_installed, tmp_path, text):
+    text = text.replace("{}", f"{tmp_path}/nvidia")
+    assert gres_list(text, "n1").minors == slurmd_lists(tmp_path, text)
+
+
+@pytest.mark.slurm
+@pytest.mark.parametrize(
+    "text",
+    ["AutoDetect=nvml", "NodeName=n[1-2] AutoDetect=nvml", "AutoDetect=nvml\nName=gpu Type=sim\nName=shard Count=8"],
+)
+def test_slurmd_lists_gpus_in_the_drivers_order_where_it_asks_the_driver(slurm_installed, tmp_path, text):
+    assert gres_list(text, "n1").minors == ()
+    assert slurmd_lists(tmp_path, text, driver=(2, 0, 3, 1)) == (2, 0, 3, 1)
+
+
+@pytest.mark.slurm
+def test_slurmd_lists_gpus_of_several_types_in_the_order_of_slurm_conf(slurm_installed, tmp_path):
+    text = f"Name=gpu Type=b File={tmp_path}/nvidia[0-1]\nName=gpu Type=a File={tmp_path}/nvidia[2-3]"
+    with pytest.raises(GresConfError, match="several types"):
+        gres_list(text, "n1")
+    assert slurmd_lists(tmp_path, text, gres="gpu:a:2,gpu:b:2") == (2, 3, 0, 1)
+    assert slurmd_lists(tmp_path, text, gres="gpu:b:2,gpu:a:2") == (0, 1, 2, 3)
+
+
+def slurmd_lists(directory, text, driver=(), gres="gpu:4"):
+    """Minor numbers of the GPUs, as a slurmd with this gres.conf lists them. `driver`: of those that a driver has."""
+    spec, places = boxes.Spec(nodes=1, gpus=4), Places(directory)
+    for number in range(4):
+        if not places.gpu(number).exists():
+            machine.make_device(places.gpu(number), number)
+    (directory / "gres.conf").write_text(text + "\n")
+    if driver:
+        found = [fake_gpu(places.gpu(minor), place) for place, minor in enumerate(driver)]
+        (directory / "fake_gpus.conf").write_text("\n".join(sorted(found)) + "\n")
+    conf = config.slurm_conf(spec, places, "localhost", (10000, 10001))
+    others = "".join(f",{name}:{count}" for name, count in (("shard", 4), ("mps", 100)) if f"Name={name}" in text)
+    conf = conf.replace("Gres=gpu:sim:4", f"Gres={gres}{others}").replace("GresTypes=gpu", "GresTypes=gpu,shard,mps")
+    places.slurm_conf.write_text(conf)
+    said = subprocess.run(
+        [machine.find_binary("slurmd"), "-G", "-N", "n1"],
+        env={"SLURM_CONF": str(places.slurm_conf)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    files = re.findall(r"Name=gpu .*?File=(\S+)", said.stdout + said.stderr)
+    return tuple(int(name.rpartition("nvidia")[2]) for each in files for name in expand_nodes(each))
 
 
 def slurm_version():
@@ -123,14 +187,19 @@ def write_gres_conf(spec, places):
         for number, name in enumerate(files):
             machine.make_device(places.directory / name, number)
             if node in UUIDS:
-                links = ",".join("-1" if other == number else "0" for other in range(4))
-                found.append(f"sim|8|0-7|{links}|{places.directory / name}|{UUIDS[node][number]}|nvidia_gpu_env")
+                found.append(fake_gpu(places.directory / name, number, UUIDS[node][number]))
     (places.directory / "fake_gpus.conf").write_text("\n".join(found) + "\n")
     lines = []
     for node, files in names.items():
         paths = ",".join(str(places.directory / name) for name in files)
         lines.append(f"NodeName={node} Name=gpu Type={spec.gpu_type} File={paths}\n")
     return "".join(lines)
+
+
+def fake_gpu(path, place, uuid="(null)"):
+    """A line of fake_gpus.conf: one of a driver's four GPUs."""
+    links = ",".join("-1" if other == place else "0" for other in range(4))
+    return f"sim|8|0-7|{links}|{path}|{uuid}|nvidia_gpu_env"
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from trimtab_slurm.admin.inventory import read_inventory
 from trimtab_slurm.attempt import from_hook
+from trimtab_slurm.gresconf import GpuList, GresConfError, gres_list
 from trimtab_slurm.resolve import InventoryDevice, held, resolve
 
 DATA = Path(__file__).parent / "data" / "resolve"
@@ -27,6 +28,13 @@ def environment_of(case, version):
     return {name: value for name, value in changed.items() if value != "-"}
 
 
+def gres_list_or_none(text, node):
+    try:
+        return gres_list(text, node)
+    except GresConfError:
+        return None
+
+
 @pytest.mark.parametrize("version", ["22.05", "24.11", "25.11", "26.05"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
 def test_every_case_has_its_answer(tmp_path, case, version):
@@ -34,7 +42,7 @@ def test_every_case_has_its_answer(tmp_path, case, version):
     inventory.write_text(json.dumps(INVENTORIES[case["inventory"]]))
     devices = read_inventory(inventory)
     attempt = from_hook(environment_of(case, version), 0.0)
-    answer = resolve(attempt.gpu_variables, devices)
+    answer = resolve(attempt.gpu_variables, devices, gres_list_or_none(case.get("gres_conf", ""), attempt.node))
     if "devices" in case:
         expected = tuple(devices[place].uuid for place in case["devices"])
         assert (answer.status, set(answer.devices), len(answer.devices)) == ("resolved", set(expected), len(expected))
@@ -90,6 +98,24 @@ def test_an_order_of_the_bus_that_is_not_the_drivers_proves_nothing():
     assert resolve({"SLURM_JOB_GPUS": "0"}, [one, later]).devices == ("GPU-a",)
 
 
+def test_files_name_gpus_of_a_driver_that_does_not_say_its_order():
+    one, other = InventoryDevice("GPU-a", minor=1), InventoryDevice("GPU-b", minor=0)
+    assert resolve({"SLURM_JOB_GPUS": "0"}, [one, other], GpuList((1, 0))).devices == ("GPU-a",)
+    answer = resolve({"SLURM_JOB_GPUS": "0"}, [one, other], GpuList())
+    assert answer.reason.startswith("the driver does not say the index")
+
+
+def test_what_it_was_concluded_from_is_said():
+    turned = [InventoryDevice("GPU-a", 0, 1), InventoryDevice("GPU-b", 1, 0), InventoryDevice("GPU-c", 2, 2)]
+    straight = [dataclasses.replace(device, minor=device.index) for device in turned]
+    for inventory, gpus, reason in (
+        (straight, None, "places in slurmd's list, whatever its order"),
+        (turned, GpuList(), "places in slurmd's list, by the driver's order"),
+        (turned, GpuList((0, 1, 2)), "places in gres.conf's list of device files"),
+    ):
+        assert resolve({"SLURM_JOB_GPUS": "1"}, inventory, gpus).reason == reason
+
+
 def test_a_gpu_and_its_instance_are_different_devices():
     gpu = InventoryDevice("GPU-a", 0, 0)
     instances = [InventoryDevice(f"MIG-{name}", parent_uuid="GPU-a") for name in "bc"]
@@ -134,14 +160,22 @@ def variables(draw, inventory):
     return draw(st.dictionaries(st.sampled_from(keys), value))
 
 
+@st.composite
+def gpu_lists(draw, inventory):
+    """What gres.conf can prove, of these GPUs or of others."""
+    minors = st.sampled_from([device.minor for device in inventory if device.minor is not None] + [0, 7, 131])
+    return draw(st.none() | st.builds(GpuList, st.lists(minors, unique=True, max_size=8).map(tuple)))
+
+
 @given(st.data())
 def test_a_resolved_device_is_one_of_the_inventory_and_the_inventorys_order_does_not_matter(data):
     inventory = data.draw(inventories())
     environment = data.draw(variables(inventory))
-    answer = resolve(environment, inventory)
+    gpus = data.draw(gpu_lists(inventory))
+    answer = resolve(environment, inventory, gpus)
     assert set(answer.devices) <= {device.uuid for device in inventory}
     assert len(set(answer.devices)) == len(answer.devices)
-    assert resolve(environment, data.draw(st.permutations(inventory))) == answer
+    assert resolve(environment, data.draw(st.permutations(inventory)), gpus) == answer
     ids = held(environment)
     assert answer.status == "unknown" or (ids is not None and len(answer.devices) <= len(ids))
 
@@ -160,10 +194,12 @@ def test_jobs_that_hold_different_ids_share_no_device(data):
         )
     )
     split = data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(names), max_size=len(names)))
+    gpus = data.draw(gpu_lists(inventory))
     answers = [
         resolve(
             {"SLURM_JOB_GPUS": ",".join(name for name, owner in zip(names, split, strict=True) if owner == job)},
             inventory,
+            gpus,
         )
         for job in (0, 1)
     ]

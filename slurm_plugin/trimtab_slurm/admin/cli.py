@@ -20,20 +20,31 @@ def main() -> None:
 @main.command()
 @click.option("--environment", "environment_file", required=True, type=click.Path(path_type=Path), metavar="FILE")
 @click.option("--inventory", "inventory_file", required=True, type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--gres-conf", type=click.Path(path_type=Path), metavar="FILE", help="The node's gres.conf.")
+@click.option("--node", metavar="NAME", help="In gres.conf.  [default: SLURMD_NODENAME in the environment's FILE]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-def resolve(environment_file: Path, inventory_file: Path, as_json: bool) -> None:
+def resolve(
+    environment_file: Path, inventory_file: Path, gres_conf: Path | None, node: str | None, as_json: bool
+) -> None:
     """Say which devices a job would be found to hold.
 
     The environment is that of a hook: lines of KEY=VALUE. The inventory is a JSON list of the node's devices, each with
     `uuid`, `index`, `minor`, `pci`, and a MIG instance with `parent_uuid`, `gpu_instance`, `compute_instance`.
     """
-    from trimtab_slurm.admin.inventory import InventoryError, read_environment, read_inventory
+    from trimtab_slurm.admin.inventory import InventoryError, read_environment, read_gres_conf, read_inventory
+    from trimtab_slurm.gresconf import GresConfError
     from trimtab_slurm.resolve import resolve as decide
 
+    gpus = None
     try:
-        resolution = decide(read_environment(environment_file), read_inventory(inventory_file))
+        environment, devices = read_environment(environment_file), read_inventory(inventory_file)
+        if gres_conf:
+            gpus = read_gres_conf(gres_conf, node or environment.get("SLURMD_NODENAME", ""))
     except InventoryError as error:
         _refuse(error)
+    except GresConfError as error:
+        click.echo(f"trimtab-node: {gres_conf} does not prove the order of slurmd's list: {error}", err=True)
+    resolution = decide(environment, devices, gpus)
     if as_json:
         click.echo(json.dumps(asdict(resolution)))
         return

@@ -6,6 +6,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+from trimtab_slurm.gresconf import GpuList, gres_list
 from trimtab_slurm.resolve import InventoryDevice
 
 
@@ -45,6 +46,13 @@ def read_inventory(path: Path) -> list[InventoryDevice]:
         if first != number:
             raise InventoryError(f"{path}: devices {first} and {number} are both {device.uuid}; remove one of them")
     return devices
+
+
+def read_gres_conf(path: Path, node: str) -> GpuList:
+    """What the gres.conf of a node proves. Raises InventoryError; GresConfError where it proves nothing."""
+    if not node:
+        raise InventoryError(f"{path}: of which node is not known; name it with --node, or SLURMD_NODENAME")
+    return gres_list(_read(path), node)
 
 
 def to_json(devices: Sequence[InventoryDevice]) -> str:

@@ -4,11 +4,15 @@ A device gives a reading when asked. A source knows which devices it has at pres
 call that hangs holds up the rest of its source, and no other. `discover` names the sources of an attempt.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from trimtab_slurm import gresconf
 from trimtab_slurm.attempt import Attempt
+from trimtab_slurm.gresconf import GpuList, GresConfError
 from trimtab_slurm.resolve import InventoryDevice, held, resolve
 
 
@@ -111,8 +115,8 @@ class Discovery:
 def discover(attempt: Attempt, nvml_library: str = "") -> Discovery:
     """The sources for an attempt: the GPUs that it holds; its tasks' processes where no GPU can be measured.
 
-    Asks drivers, which can hang; of a job without GPUs, none. `nvml_library`: path of libnvidia-ml.so.1; empty: where
-    the system finds it.
+    Asks drivers, and reads gres.conf, both of which can hang; of a job without GPUs, neither. `nvml_library`: path of
+    libnvidia-ml.so.1; empty: where the system finds it.
     """
     from trimtab_slurm.devices.cpu import CpuSource  # each driver is imported where it is chosen
 
@@ -137,10 +141,18 @@ def _gpus(attempt: Attempt, ids: Sequence[str], nvml_library: str) -> Discovery:
         return Discovery((), (f"GPU driver not found: {what}: {error}",))
     except DeviceError as error:
         return Discovery((), (f"GPU driver does not work: {what}: {error}",))
-    resolution = resolve(attempt.gpu_variables, driver.inventory)
+    resolution = resolve(attempt.gpu_variables, driver.inventory, _gpu_list(attempt.node))
     if resolution.status != "resolved":
         return Discovery((), (f"GPUs not known: {what}: {resolution.reason}", *driver.notes))
     return Discovery(tuple(driver.sources(resolution.devices)), tuple(driver.notes))
+
+
+def _gpu_list(node: str) -> GpuList | None:
+    """What the node's gres.conf proves: the one beside SLURM_CONF, which slurmd sets for its hooks."""
+    try:
+        return gresconf.read(Path(os.environ["SLURM_CONF"]), node)
+    except (KeyError, GresConfError):
+        return None  # `trimtab doctor` says why
 
 
 def open_driver(nvml_library: str) -> Driver:
