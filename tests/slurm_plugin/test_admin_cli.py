@@ -70,6 +70,38 @@ def test_resolve_answers_in_words(ask):
 
 
 @pytest.mark.parametrize(
+    ("text", "device"), [("AutoDetect=nvml", "GPU-a"), ("NodeName=n1 Name=gpu File=/dev/nvidia[0-1]", "GPU-b")]
+)
+def test_resolve_goes_by_a_gres_conf(ask, tmp_path, text, device):
+    path = tmp_path / "gres.conf"
+    path.write_text(text)
+    result = ask("SLURM_JOB_GPUS=0\nSLURMD_NODENAME=n1", json.dumps(TWO), "--gres-conf", path, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert json.loads(result.stdout)["devices"] == [device]
+
+
+def test_resolve_says_why_a_gres_conf_proves_nothing(ask, tmp_path):
+    path = tmp_path / "gres.conf"
+    path.write_text("NodeName=n1 Name=gpu File=/dev/nvidia[0-1]")
+    result = ask("SLURM_JOB_GPUS=0\nSLURMD_NODENAME=n1", json.dumps(TWO), "--gres-conf", path, "--node", "n2")
+    complaint = f"trimtab-node: {path} does not prove the order of slurmd's list: no GPU of this node is in it\n"
+    assert (result.exit_code, result.stderr) == (0, complaint)
+    assert result.stdout.startswith("unknown: 0: GPU-a in the driver's order, GPU-b in ")
+
+
+def test_resolve_refuses_a_gres_conf_of_nobody_or_of_nowhere(ask, tmp_path):
+    path = tmp_path / "gres.conf"
+    result = ask("SLURM_JOB_GPUS=0", "[]", "--gres-conf", path)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.endswith("of which node is not known; name it with --node, or SLURMD_NODENAME\n")
+    result = ask("SLURM_JOB_GPUS=0", "[]", "--gres-conf", path, "--node", "n1")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        f"trimtab-node: {path}: cannot be read: No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(
     ("environment", "inventory", "complaint"),
     [
         ("A=1\nSLURM_JOB_GPUS 0\n", "[]", "environment: line 2: 'SLURM_JOB_GPUS 0' is no KEY=VALUE; write one"),

@@ -378,6 +378,39 @@ def test_no_driver_is_no_problem_where_the_kernel_has_none_either(tmp_path, monk
 
 
 @pytest.mark.parametrize(
+    ("text", "gpus", "level", "says"),
+    [
+        ("AutoDetect=nvml", 4, "ok", "slurmd lists the 4 GPUs of n1 in the order of the driver"),
+        ("Name=gpu File=/dev/nvidia[3,0-2]", 4, "ok", "4 GPUs of n1 in the order of their device files in gres.conf"),
+        ("Name=gpu File=/dev/nvidia[1-3]", 4, "warning", "slurmd lists 3 GPUs of n1, and the driver has 4"),
+        ("AutoDetect=rsmi", 4, "warning", "gres.conf: AutoDetect=rsmi: its order is not known"),
+    ],
+)
+def test_the_order_of_slurmds_list_is_said(tmp_path, monkeypatch, text, gpus, level, says):
+    monkeypatch.setenv("SLURMD_NODENAME", "n1")
+    (tmp_path / "gres.conf").write_text(text)
+    conf, answer = (
+        SlurmConf(tmp_path / "slurm.conf", {}),
+        Answer(0, json.dumps({"gpus": gpus, "instances": 0}), "", 0.1),
+    )
+    (found,) = doctor.check_gres_conf(conf, answer)
+    assert (found.check, found.level) == ("gres.conf", level)
+    assert found.text.endswith(says)
+    assert (f"SLURM_CONF={conf.path} slurmd -G -N n1" in found.mend) == (level == "warning")
+
+
+@pytest.mark.parametrize(
+    ("code", "values"),
+    [(0, {"gpus": 0, "instances": 0}), (0, {"gpus": 2, "instances": 3}), (0, {"missing": "no library"}), (None, {})],
+)
+def test_no_order_is_asked_for_where_there_are_no_whole_gpus(tmp_path, code, values):
+    assert (
+        list(doctor.check_gres_conf(SlurmConf(tmp_path / "slurm.conf", {}), Answer(code, json.dumps(values), "", 0.1)))
+        == []
+    )
+
+
+@pytest.mark.parametrize(
     ("now", "synchronized", "level"), [(2e9, True, "ok"), (2e9, False, "warning"), (1e9, True, "problem")]
 )
 def test_a_clock_that_was_set_back_or_that_nobody_keeps_is_said(now, synchronized, level):

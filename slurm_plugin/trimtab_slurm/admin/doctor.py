@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trimtab_slurm import journal
+from trimtab_slurm import gresconf, journal
 from trimtab_slurm.admin import registration, running, slurmconf, trust
 from trimtab_slurm.admin.answers import Answer, ask, probe
 from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS
@@ -98,7 +98,9 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     yield from check_journals(Path(settings.journal_directory), config)
     for name, label, *arguments in (("nvml", "NVML", settings.nvml_library), ("amd", "AMD SMI")):
         if not _only_root_runs(python):
-            yield from check_driver(label, any(arguments), ask(probe(python, "driver", name, *arguments)))
+            answer = ask(probe(python, "driver", name, *arguments))
+            yield from check_driver(label, any(arguments), answer)
+            yield from check_gres_conf(conf, answer)
     written = [path.stat().st_mtime for path in (config, *hooks.values()) if path.exists()]
     yield check_clock(time.time(), max(written, default=0.0), _synchronized())
 
@@ -321,6 +323,27 @@ def check_driver(label: str, wanted: bool, answer: Answer) -> Iterator[Finding]:
         for note in answer.values["notes"]:
             yield Finding(label, PROBLEM, note, "drain the node; dmesg says more; reset the GPU, or reboot")
         yield Finding(label, OK, f"{answer.values['gpus']} GPUs, {answer.values['instances']} MIG instances")
+
+
+def check_gres_conf(conf: SlurmConf | None, answer: Answer) -> Iterator[Finding]:
+    """Whether the place of a GPU in slurmd's list says which one it is. `answer`: of the probe `driver`."""
+    gpus = answer.values.get("gpus", 0) if answer.code == 0 else 0
+    if conf is None or not gpus or answer.values["instances"]:  # instances have uuids, or are not known
+        return
+    node = os.environ.get("SLURMD_NODENAME") or platform.node().partition(".")[0]
+    look = f"compare: SLURM_CONF={shlex.quote(str(conf.path))} slurmd -G -N {node}; nvidia-smi -q"
+    try:
+        minors = gresconf.read(conf.path, node).minors
+    except gresconf.GresConfError as error:
+        text = f"which GPUs a job holds may stay unknown where Slurm gives no uuids, on {node}: {error}"
+        yield Finding("gres.conf", WARNING, text, f"docs/devices.md says which forms are plain; {look}")
+        return
+    if minors and len(minors) != gpus:
+        text = f"slurmd lists {len(minors)} GPUs of {node}, and the driver has {gpus}"
+        yield Finding("gres.conf", WARNING, text, look)
+        return
+    order = "their device files in gres.conf" if minors else "the driver"
+    yield Finding("gres.conf", OK, f"slurmd lists the {gpus} GPUs of {node} in the order of {order}")
 
 
 def check_clock(now: float, written: float, synchronized: bool) -> Finding:
