@@ -8,7 +8,7 @@ import pytest
 
 from trimtab_slurm import profile
 from trimtab_slurm.contents import Event, ProfileError, coverage_ratio, units
-from trimtab_slurm.profile import read, read_header, write
+from trimtab_slurm.profile import opened, read, read_header, write
 
 
 @pytest.fixture
@@ -21,6 +21,20 @@ def merge(tmp_path):
         return profile.merge(parts, tmp_path / "whole.h5", left_out, attempt_number=2, previous="before.h5")
 
     return merge
+
+
+@pytest.fixture
+def damage_values():
+    """A function that overwrites the first values of a column."""
+
+    def overwrite(path, column):
+        with h5py.File(path) as file:
+            place = file[column].id.get_chunk_info(0).byte_offset
+        with path.open("r+b") as damaged:
+            damaged.seek(place)
+            damaged.write(bytes(8))
+
+    return overwrite
 
 
 @pytest.mark.parametrize("node", ["n1", ""])
@@ -73,6 +87,38 @@ def test_the_file_is_as_it_is_documented(tmp_path, make_part):
         }
         assert device["processes/pid"].attrs["units"] == "count"
         assert file["nodes/n1/events/text"].asstr()[0] == "n1: Größe"
+
+
+def test_an_opened_profile_is_what_is_read(tmp_path, make_part, assert_same):
+    part = make_part(uuids=("GPU-b", "MIG-GPU-1/0/1"))
+    write(tmp_path / "x.h5", part)
+    with opened(tmp_path / "x.h5") as found:
+        (node,), whole = found.nodes, part.nodes[0]
+        for device, wanted in zip(node.devices, whole.devices, strict=True):
+            assert_same(dict(device.samples), wanted.samples)
+            assert (dict(device.absent), dict(device.processes)) == (wanted.absent, wanted.processes)
+            assert (len(device.samples), len(device.absent)) == (3, 1)
+            assert device.samples.get("fan_ratio") is device.absent.get("fan_ratio") is None
+
+
+def test_a_column_of_an_opened_profile_is_read_when_it_is_asked_for(tmp_path, make_part, damage_values):
+    write(tmp_path / "x.h5", make_part())
+    damage_values(tmp_path / "x.h5", "nodes/n1/devices/gpu-a/power_watts")
+    with opened(tmp_path / "x.h5") as found:
+        samples = found.nodes[0].devices[0].samples
+        assert len(samples["time_seconds"]) == 61
+    with pytest.raises(ProfileError, match=r"x\.h5 is no profile, or damaged: "), opened(tmp_path / "x.h5") as found:
+        found.nodes[0].devices[0].samples["power_watts"]
+
+
+def test_columns_of_different_lengths_are_refused(tmp_path, make_part):
+    write(tmp_path / "x.h5", make_part())
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        device = file["nodes/n1/devices/gpu-a"]
+        del device["power_watts"]
+        device["power_watts"] = np.zeros(60)
+    with pytest.raises(ProfileError, match=r"gpu-a: its columns are of different lengths"):
+        read(tmp_path / "x.h5")
 
 
 @pytest.mark.parametrize(
@@ -277,15 +323,13 @@ def test_a_part_damaged_within_is_left_out_and_named_and_the_rest_is_merged(
     assert {part.partition("@")[0] for part in read_header(tmp_path / "whole.h5").parts} == {"part-n1.h5", "part-n2.h5"}
 
 
-def test_a_part_whose_values_are_damaged_is_left_out_before_it_spoils_the_file(tmp_path, make_part, merge):
+def test_a_part_whose_values_are_damaged_is_left_out_before_it_spoils_the_file(
+    tmp_path, make_part, merge, damage_values
+):
     for name in ("n1", "n2", ""):
         write(tmp_path / f"part-{name}.h5", make_part(name))
-    for name, column in (("n2", "nodes/n2/devices/gpu-a/power_watts"), ("", "training/steps/loss")):
-        with h5py.File(tmp_path / f"part-{name}.h5") as file:
-            place = file[column].id.get_chunk_info(0).byte_offset
-        with (tmp_path / f"part-{name}.h5").open("r+b") as damaged:
-            damaged.seek(place)
-            damaged.write(bytes(8))
+    damage_values(tmp_path / "part-n2.h5", "nodes/n2/devices/gpu-a/power_watts")
+    damage_values(tmp_path / "part-.h5", "training/steps/loss")
     assert sorted(path.name for path in merge()) == ["part-.h5", "part-n2.h5"]
     whole = read(tmp_path / "whole.h5")
     assert ([node.node for node in whole.nodes], whole.training) == (["n1"], None)

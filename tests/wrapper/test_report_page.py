@@ -119,6 +119,19 @@ def test_a_large_job_makes_no_large_page(profiles):
     assert len(render(profile)) - len(get_plotlyjs()) < 8_000_000
 
 
+def test_of_longer_tables_the_rows_that_matter_are_shown(profiles, monkeypatch):
+    profile = profiles.make(tensor=1, pipeline=2, data=2, slow=(1, 0, 1.5))  # its stages take 0.6, 0.85, 0.9, 0.85 s
+    monkeypatch.setattr(page, "MOST_ROWS", 3)
+    text = " ".join(Elements(render(profile)).text.split())
+    stages = text.partition("Peak memory")[2].partition(" 1 that compute less")[0]
+    assert stages.split("GiB")[:3] == [
+        " 0 1 4-7 + LM head 283 567 850 43.3% 2.0 ",
+        " 1 0 0-3 + embedding 300 600 900 40.0% 1.0 ",
+        " 1 1 4-7 + LM head 283 567 850 43.3% 2.0 ",
+    ]
+    assert "1 that were used more are in" in text
+
+
 def test_a_page_is_written_whole_or_not_at_all(profile, tmp_path, monkeypatch):
     profile_file.write(tmp_path / "one.h5", profile)
     (recorded,) = load(str(tmp_path / "one.h5"), None, None)

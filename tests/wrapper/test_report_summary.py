@@ -12,8 +12,9 @@ from trimtab.report import series
 from trimtab.report.advice import best_shares, layout_text
 from trimtab.report.stages import imbalance_by_step, step_times
 from trimtab.report.summarize import summarize
-from trimtab.report.summary import to_json
+from trimtab.report.summary import Throttling, to_json
 from trimtab.report.wording import data_size, duration, milliseconds, plain
+from trimtab_slurm.contents import Event
 
 SECONDS = st.floats(0.001, 1000)
 
@@ -260,7 +261,62 @@ def test_a_device_whose_samples_stop_early_has_low_coverage(profile):
     half = {name: column[:30] for name, column in profile.nodes[0].devices[0].samples.items()}
     summary = summarize(with_samples(profile, half, kind="gpu"))
     assert summary.devices[0].coverage_ratio == 0.5
-    assert summary.warnings == ("1 device with less than 90% of the expected samples, the least on n1 with 50.0%",)
+    assert summary.warnings == (
+        "1 device with less than 90% of the expected samples, the least gpu 0, CPU-0 on n1 with 50.0%",
+    )
+
+
+def test_a_gpu_without_any_sample_has_no_coverage_and_a_warning(profile):
+    empty = {name: column[:0] for name, column in profile.nodes[0].devices[0].samples.items()}
+    summary = summarize(with_samples(profile, empty, kind="gpu"))
+    assert summary.devices[0].coverage_ratio == 0
+    assert summary.warnings[0].endswith("the least gpu 0, CPU-0 on n1 with 0.0%")
+
+
+def test_a_mig_instance_without_a_utilization_is_covered_by_its_samples(profile):
+    samples = profile.nodes[0].devices[0].samples
+    figures = {"utilization_ratio": np.full(60, np.nan), "sm_active_ratio": np.full(60, 0.25, dtype=np.float32)}
+    (device,) = summarize(with_samples(profile, samples | figures, kind="mig")).devices
+    assert (device.no_data, device.sm_active_mean_ratio) == ("no value in any sample", 0.25)
+    assert (device.coverage_ratio, device.throttled_ratio, device.throttling) == (1.0, None, ())
+
+
+def test_throttling_is_the_share_of_the_samples_that_know_of_it(profile):
+    """Of 60 samples, 20 do not know; of the others, half are idle or at clocks that somebody chose."""
+    bits = np.repeat([np.nan, 0x1 | 0x2, 0x4, 0x4 | 0x40], [20, 20, 10, 10])
+    samples = profile.nodes[0].devices[0].samples | {"throttle_reasons_bits": bits, "power_watts": np.full(60, 600.0)}
+    summary = summarize(with_samples(profile, samples, kind="gpu"))
+    (device,) = summary.devices
+    assert device.power_mean_watts == 600
+    assert device.throttled_ratio == 0.5
+    assert device.throttling == (Throttling("power cap", 0.5), Throttling("temperature, by the hardware", 0.25))
+    assert summary.warnings == (
+        "1 device throttled in at least 5% of the samples, the power cap aside, the most gpu 0, CPU-0 on n1 with "
+        "25.0%: temperature, by the hardware",
+    )
+    capped = samples | {"throttle_reasons_bits": np.full(60, 4.0)}
+    assert summarize(with_samples(profile, capped, kind="gpu")).warnings == ()
+
+
+def test_bits_that_are_none_are_no_reason(profile):
+    samples = profile.nodes[0].devices[0].samples | {"throttle_reasons_bits": np.repeat([-1.0, 1e300, np.inf], 20)}
+    (device,) = summarize(with_samples(profile, samples, kind="gpu")).devices
+    assert (device.throttled_ratio, device.throttling) == (None, ())
+
+
+def test_an_xid_error_and_a_node_without_a_device_are_told(profile):
+    xid = Event(profile.start_seconds + 5, "xid", "XID 79 on GPU-0: the GPU has fallen off the bus")
+    nodes = (dataclasses.replace(profile.nodes[0], events=(xid,)), dataclasses.replace(profile.nodes[1], devices=()))
+    assert summarize(dataclasses.replace(profile, nodes=nodes)).warnings == (
+        "no device was measured on n2; where a reason is known, it is among the events",
+        "1 XID error on n1: see the events",
+    )
+
+
+def test_devices_are_in_the_order_of_the_allocation(profiles):
+    profile = profiles.make(tensor=4, pipeline=3, layers=12, ranks_per_node=1)
+    bare = dataclasses.replace(profile, training=None, nodes=tuple(sorted(profile.nodes, key=lambda node: node.node)))
+    assert [device.node for device in summarize(bare).devices] == [f"n{number}" for number in range(1, 13)]
 
 
 def test_a_task_is_expected_only_while_it_runs(profile):
@@ -316,6 +372,18 @@ def test_a_heat_map_is_bounded_however_long_the_job_was(profiles):
     assert {len(row) for row in heat.ratios} == {series.MOST_BINS}
     # a bin is 33 samples long, and a sine's mean over it is near its middle
     assert heat.ratios[0][10] == pytest.approx(0.5, abs=0.05)
+
+
+def test_of_more_devices_than_rows_the_least_used_of_each_row_is_drawn(profiles, monkeypatch):
+    profile = profiles.make(tensor=2, pipeline=2, data=2, ranks_per_node=2)
+    summary = summarize(profile)
+    each = series.heat_map(profile, summary)
+    assert (each.row_devices, len(each.labels)) == (1, 8)
+    monkeypatch.setattr(series, "MOST_ROWS", 3)
+    shared = series.heat_map(profile, summary)
+    assert shared.row_devices == 3
+    assert shared.labels == ("n1 to n2 · ranks 0-2", "n2 to n3 · ranks 3-5", "n4 · ranks 6-7")
+    assert shared.ratios[2] == tuple(map(min, each.ratios[6], each.ratios[7]))
 
 
 def test_a_span_without_a_sample_is_blank_in_the_heat_map(profile):

@@ -2,6 +2,7 @@ import dataclasses
 import io
 import re
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -31,6 +32,28 @@ def hostile(profile):
     return dataclasses.replace(profile, user=HOSTILE, cluster=HOSTILE, training=training, nodes=(node,))
 
 
+def with_gpus(profile):
+    """The profile with GPUs for devices, in the ranks' table too."""
+
+    def uuid(name):
+        return f"GPU-{int(name.removeprefix('CPU-')):08x}-7b8f-41f2-9c7e-0a1b2c3d4e5f"
+
+    def gpu(device):
+        bits = np.repeat([0.0, 4.0], 30)
+        figures = {
+            "sm_active_ratio": np.full(60, 0.42),
+            "power_watts": np.full(60, 612.4),
+            "throttle_reasons_bits": bits,
+        }
+        samples = {**device.samples, **figures}
+        return dataclasses.replace(device, uuid=uuid(device.uuid), kind="gpu", model="NVIDIA H100", samples=samples)
+
+    nodes = [dataclasses.replace(node, devices=tuple(map(gpu, node.devices))) for node in profile.nodes]
+    ranks = profile.training.ranks | {"device": np.array([uuid(name) for name in profile.training.ranks["device"]])}
+    training = dataclasses.replace(profile.training, ranks=ranks)
+    return dataclasses.replace(profile, nodes=tuple(nodes), training=training)
+
+
 def test_it_says_what_happened_what_it_cost_and_what_to_change(profile):
     text = shown(summarize(profile))
     assert text.startswith("Job 42 finished: trained to step 30\n")
@@ -46,15 +69,18 @@ def test_no_escape_sequence_where_the_output_is_no_terminal(profile):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("many", [False, True])
-def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(profile, profiles, monkeypatch, width, many):
-    if many:
+@pytest.mark.parametrize("kind", ["few", "many", "GPUs"])
+def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(profile, profiles, monkeypatch, width, kind):
+    if kind == "many":
         profile = profiles.make(tensor=4, pipeline=4, data=4, layers=32, ranks_per_node=8)
+    if kind == "GPUs":
+        profile = with_gpus(profile)
     monkeypatch.setattr(terminal, "PLAIN_WIDTH", width)
     text = shown(summarize(profile))
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
-    for word in ("forward", "backward", "compute", "memory", "layers", "LM head", "mean", "covered"):
+    used = ("used", "SM", "power", "slowed") if kind == "GPUs" else ("mean", "max")
+    for word in ("forward", "backward", "compute", "memory", "layers", "LM head", "covered", *used):
         assert word in text
 
 
@@ -62,6 +88,26 @@ def test_of_many_devices_the_least_used_are_shown_and_the_rest_is_told(profiles)
     text = shown(summarize(profiles.make(tensor=4, pipeline=4, data=4, layers=32, ranks_per_node=8)))
     assert text.count("processes of task") == terminal.MOST_ROWS
     assert "32 devices that were used more are in --html and --json" in text
+
+
+def test_of_gpus_power_throttling_and_what_events_call_them_are_shown(profile):
+    devices = shown(summarize(with_gpus(profile))).partition("Devices (NVIDIA H100)")[2]
+    assert re.search(r"node +rank +device +used +SM +memory +power +slowed +covered", devices)
+    row = r"n2 +3 +gpu 1, GPU-00000003 +48\.6% +42\.0% +400 MiB +612 W +50\.0% +100\.0%"
+    assert re.search(row, devices)
+
+
+def test_of_many_events_those_that_matter_are_shown(profile):
+    start = profile.start_seconds
+    routine = [Event(start + second, "sampler", "started, one sample in 1 s") for second in range(40)]
+    grave = [Event(start, "xid", "XID 79"), Event(start + 10, "fault", "lost"), Event(start + 20, "throttle", "capped")]
+    silent = [Event(start + 50, "sampler", "ended without a word: killed, or the node went down")]
+    node = dataclasses.replace(profile.nodes[0], events=tuple(routine + grave + silent))
+    text = shown(summarize(dataclasses.replace(profile, nodes=(node,)))).partition("Events")[2]
+    places = [text.index(part) for part in ("XID 79", "lost", "capped", "ended without")]
+    assert places == sorted(places)
+    assert text.count("started") == terminal.MOST_ROWS - 5  # and a checkpoint
+    assert "13 more events are in --html and --json" in text
 
 
 def test_text_of_a_job_cannot_drive_the_terminal(profile):

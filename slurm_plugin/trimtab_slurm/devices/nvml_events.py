@@ -13,8 +13,9 @@ MOST_EVENTS = 100
 """That are taken at one look; the rest waits."""
 NO_INSTANCE = 0xFFFFFFFF
 
+POWER_CAP = "power cap"
 THROTTLING = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksEventReasonSwPowerCap: POWER_CAP,
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown (temperature, power brake or power supply)",
     pynvml.nvmlClocksEventReasonSyncBoost: "sync boost with a slower GPU",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "temperature, by the driver",
@@ -118,10 +119,11 @@ class Throttling:
         for reason in ended:
             del self._seen[reason]
         return [
-            *(("throttle", f"{self._uuid} is throttled: {_named(reason)}") for reason in sorted(begun)),
-            *(("throttle", f"{self._uuid} is no longer throttled: {_named(reason)}") for reason in ended),
+            *(("throttle", f"{self._uuid} is throttled: {reason_name(reason)}") for reason in sorted(begun)),
+            *(("throttle", f"{self._uuid} is no longer throttled: {reason_name(reason)}") for reason in ended),
         ]
 
 
-def _named(reason: int) -> str:
+def reason_name(reason: int) -> str:
+    """A reason to throttle, one bit, in words."""
     return THROTTLING.get(reason, f"reason {reason:#x}")

@@ -1,10 +1,14 @@
-"""The report's figures in words, the same in terminal and page. Pure."""
+"""The report's figures in words, and which rows matter, the same in terminal and page. Pure."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-from trimtab.report.summary import Device, Stage, Summary, Training
+from trimtab.report.summary import Device, Event, Stage, Summary, Training
 from trimtab.report.wording import count, duration, milliseconds, percent, plural, real
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,40 @@ def holds(stage: Stage) -> str:
 
 
 def device_name(device: Device) -> str:
-    """The shortest name that tells a device from the others of its node."""
+    """A name that tells a device from the others of its node: of a GPU, the uuid's beginning, as in the events."""
     if device.index is None:
         return device.uuid
     if device.kind == "cpu":
         return f"processes of task {device.index}"
-    return f"{device.kind} {device.index}, {device.model}" if device.model else f"{device.kind} {device.index}"
+    begins = re.match(r"(GPU|MIG)-[0-9a-f]{8}(?=-)", device.uuid)
+    return f"{device.kind} {device.index}, {begins[0] if begins else device.uuid}"
+
+
+def models(devices: Sequence[Device]) -> str:
+    """What the GPUs are, in a list."""
+    return ", ".join(sorted({device.model for device in devices if device.kind != "cpu" and device.model}))
+
+
+def chosen(items: Sequence[Item], key: Callable[[Item], float], most: int) -> list[Item]:
+    """All items, or those with the smallest keys, in the order in which they came."""
+    least = sorted(range(len(items)), key=lambda index: key(items[index]))[:most]
+    return [items[index] for index in sorted(least)]
+
+
+def slowest_first(stage: Stage) -> float:
+    """Which stages matter most, as a key for `chosen`."""
+    return -(stage.compute_seconds or 0.0)
+
+
+def least_used_first(device: Device) -> float:
+    """Which devices matter most, as a key for `chosen`."""
+    return device.utilization_mean_ratio or 0.0
+
+
+def gravest_first(event: Event) -> float:
+    """Which events matter most, as a key for `chosen`: that recording began and ended as it should is said last."""
+    routine = event.kind in ("prolog", "epilog")
+    routine |= event.kind == "sampler" and event.text.startswith(("started", "stopped"))
+    if routine:
+        return 2.0
+    return float(event.kind not in ("fault", "xid", "failed"))

@@ -20,7 +20,19 @@ import jinja2
 from markupsafe import Markup
 
 from trimtab.report import series, wording
-from trimtab.report.figures import device_name, holds, key_figures, place_in_chain, shape, step_shares
+from trimtab.report.figures import (
+    chosen,
+    device_name,
+    gravest_first,
+    holds,
+    key_figures,
+    least_used_first,
+    models,
+    place_in_chain,
+    shape,
+    slowest_first,
+    step_shares,
+)
 from trimtab.report.find import Recorded
 from trimtab.report.summary import Device, Rank, Summary
 from trimtab_slurm.contents import Profile
@@ -63,9 +75,10 @@ def render(profile: Profile, summary: Summary) -> str:
     )
     environment.filters |= {
         name: getattr(wording, name)
-        for name in ("percent", "milliseconds", "duration", "data_size", "count", "moment", "clock", "plural")
+        for name in ("percent", "milliseconds", "duration", "data_size", "count", "moment", "clock", "plural", "watts")
     }
     rows = list(_device_rows(summary))
+    stages = summary.training.stages if summary.training else ()
     return environment.get_template("page.html.j2").render(
         summary=summary,
         training=summary.training,
@@ -75,10 +88,14 @@ def render(profile: Profile, summary: Summary) -> str:
         place=place_in_chain(summary),
         holds=holds,
         device_name=device_name,
-        rows=rows[:MOST_ROWS],
-        rows_left_out=len(rows) - len(rows[:MOST_ROWS]),
-        events=summary.events[-MOST_ROWS:],
-        events_left_out=len(summary.events) - len(summary.events[-MOST_ROWS:]),
+        stages=chosen(stages, slowest_first, MOST_ROWS),
+        stages_left_out=len(stages) - MOST_ROWS,
+        rows=chosen(rows, lambda row: least_used_first(row.device), MOST_ROWS),
+        rows_left_out=len(rows) - MOST_ROWS,
+        models=models(summary.devices),
+        gpus=any(device.kind in ("gpu", "mig") for device in summary.devices),
+        events=chosen(summary.events, gravest_first, MOST_ROWS),
+        events_left_out=len(summary.events) - MOST_ROWS,
         charts=charts,
         thinning=_thinning(summary),
         heat_caption=_heat_caption(charts["devices"]),
@@ -137,7 +154,11 @@ def _thinning(summary: Summary) -> str:
 def _heat_caption(heat: dict[str, Any] | None) -> str:
     if heat is None:
         return ""
-    return f"Mean utilization in spans of {wording.duration(heat['bin_seconds'])}; blank where there is no sample."
+    shared = f"Each row stands for {heat['row_devices']} devices, by the least used of them. "
+    return (
+        f"{shared if heat['row_devices'] > 1 else ''}Mean utilization in spans of "
+        f"{wording.duration(heat['bin_seconds'])}; blank where there is no sample."
+    )
 
 
 def _label(text: str) -> str:

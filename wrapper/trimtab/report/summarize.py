@@ -11,6 +11,7 @@ import numpy as np
 from trimtab.balance.measure import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.advice import findings
+from trimtab.report.figures import device_name
 from trimtab.report.stages import Floats, Rows, StageMatrix, StepTimes, stage_matrix, step_times
 from trimtab.report.summary import (
     SCHEMA,
@@ -23,14 +24,25 @@ from trimtab.report.summary import (
     Stage,
     StepShares,
     Summary,
+    Throttling,
     Training,
 )
 from trimtab.report.wording import listed, percent, plural
 from trimtab_slurm.contents import DeviceProfile, NodeProfile, Profile, Table, TrainingProfile, coverage_ratio
+from trimtab_slurm.devices.nvml_events import CHOSEN_CLOCKS, POWER_CAP, reason_name
 
-_COLUMNS = ("time_seconds", "utilization_ratio", "memory_used_bytes")
+_COLUMNS = (
+    "time_seconds",
+    "utilization_ratio",
+    "memory_used_bytes",
+    "sm_active_ratio",
+    "power_watts",
+    "throttle_reasons_bits",
+)
 LOW_COVERAGE_RATIO = 0.9
 """Below this share of the expected samples, a device's figures are not those of the whole attempt."""
+THROTTLED_RATIO = 0.05
+"""From this share of a GPU's samples on it is said that it was throttled, unless by its power cap, as many are."""
 
 
 def summarize(profile: Profile) -> Summary:
@@ -196,7 +208,12 @@ def _devices(profile: Profile, ranks: tuple[Rank, ...]) -> tuple[Device, ...]:
     for uuid, node in unseen.items():
         reason = "the node's recorder did not see it" if node in present else "the node left no record"
         recorded.append(Device(node, uuid, "", "", None, tuple(users[uuid]), None, None, None, 0, None, reason))
-    return tuple(sorted(recorded, key=lambda device: (device.node, device.ranks or (1 << 30,), device.index or 0)))
+    places = {node: place for place, node in enumerate(profile.expected_nodes)}
+
+    def order(device: Device) -> tuple[int, str, tuple[int, ...], int]:
+        return places.get(device.node, len(places)), device.node, device.ranks or (1 << 30,), device.index or 0
+
+    return tuple(sorted(recorded, key=order))
 
 
 def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) -> Device:
@@ -210,7 +227,8 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
     if not known and not reason:
         period = f"{node.sampler_period_seconds:g} s"
         reason = "no value in any sample" if len(utilization) else f"no sample; the sampling period is {period}"
-    covered = coverage_ratio(device, node, "utilization_ratio")
+    covered = coverage_ratio(device, node, "utilization_ratio" if known else "time_seconds")
+    throttled, reasons = _throttling(_figures(samples, "throttle_reasons_bits"))
     return Device(
         node=node.node,
         uuid=device.uuid,
@@ -224,7 +242,23 @@ def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) ->
         samples=len(utilization),
         coverage_ratio=None if math.isnan(covered) else covered,
         no_data=reason,
+        pci=device.pci,
+        sm_active_mean_ratio=_mean(_figures(samples, "sm_active_ratio")),
+        power_mean_watts=_mean(_figures(samples, "power_watts")),
+        throttled_ratio=throttled,
+        throttling=reasons,
     )
+
+
+def _throttling(bits: Floats) -> tuple[float | None, tuple[Throttling, ...]]:
+    """The share of samples with any reason to throttle, and of those with each, the most frequent first."""
+    known = bits[(bits >= 0) & (bits < 1 << 32)]
+    if not len(known):
+        return None, ()
+    active = known.astype(np.int64) & ~CHOSEN_CLOCKS
+    shares = ((reason_name(1 << place), float((active >> place & 1).mean())) for place in range(32))
+    found = [Throttling(*share) for share in shares if share[1]]
+    return float((active != 0).mean()), tuple(sorted(found, key=lambda reason: -reason.ratio))
 
 
 def _events(profile: Profile) -> tuple[Event, ...]:
@@ -261,13 +295,31 @@ def _node_warnings(profile: Profile, summary: Summary) -> Iterator[str]:
             f"shorter than the sampling period of {short[0].sampler_period_seconds:g} s on "
             f"{listed([node.node for node in short])}: device figures rest on a sample or two"
         )
-    low = [device for device in summary.devices if (device.coverage_ratio or 1.0) < LOW_COVERAGE_RATIO]
-    if low:
-        least = min(low, key=lambda device: device.coverage_ratio or 0.0)
+    bare = [node.node for node in profile.nodes if not node.devices]
+    if bare:
+        yield f"no device was measured on {listed(bare)}; where a reason is known, it is among the events"
+    yield from _device_warnings(summary)
+
+
+def _device_warnings(summary: Summary) -> Iterator[str]:
+    covered = [(device.coverage_ratio, device) for device in summary.devices if device.coverage_ratio is not None]
+    if low := [each for each in covered if each[0] < LOW_COVERAGE_RATIO]:
+        ratio, least = min(low, key=lambda each: each[0])
         yield (
             f"{plural(len(low), 'device')} with less than {LOW_COVERAGE_RATIO:.0%} of the expected samples, the least "
-            f"on {least.node} with {percent(least.coverage_ratio)}"
+            f"{device_name(least)} on {least.node} with {percent(ratio)}"
         )
+    slowed = [(each, device) for device in summary.devices for each in device.throttling if each.reason != POWER_CAP]
+    if often := [pair for pair in slowed if pair[0].ratio >= THROTTLED_RATIO]:
+        most, device = max(often, key=lambda pair: pair[0].ratio)
+        yield (
+            f"{plural(len({id(device) for _, device in often}), 'device')} throttled in at least "
+            f"{THROTTLED_RATIO:.0%} of the samples, the power cap aside, the most {device_name(device)} on "
+            f"{device.node} with {percent(most.ratio)}: {most.reason}"
+        )
+    if xids := [event for event in summary.events if event.kind == "xid"]:
+        nodes = list(dict.fromkeys(event.source for event in xids))
+        yield f"{plural(len(xids), 'XID error')} on {listed(nodes)}: see the events"
 
 
 def _figures(samples: Table, column: str) -> Floats:

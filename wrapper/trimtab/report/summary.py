@@ -114,6 +114,15 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Throttling:
+    """One reason why a GPU was slower than it could be."""
+
+    reason: str
+    ratio: float
+    """Samples with this reason over those that say whether there is one. There may be several reasons at once."""
+
+
+@dataclass(frozen=True)
 class Device:
     """One device over the whole attempt."""
 
@@ -130,10 +139,18 @@ class Device:
     memory_max_bytes: float | None
     samples: int
     coverage_ratio: float | None
-    """Samples with a utilization over those that the sampling period asks for: of a GPU over the whole attempt, of a
-    task from its first sample to its last."""
+    """Samples with a utilization, or all where none has one, over those that the sampling period asks for: of a GPU
+    over the whole attempt, of a task from its first sample to its last."""
     no_data: str
     """Why there is no utilization; empty where there is one."""
+    pci: str = ""
+    """Bus id, of a GPU."""
+    sm_active_mean_ratio: float | None = None
+    power_mean_watts: float | None = None
+    throttled_ratio: float | None = None
+    """Samples with any reason to throttle over those that say whether there is one."""
+    throttling: tuple[Throttling, ...] = ()
+    """The reasons, the most frequent first."""
 
 
 @dataclass(frozen=True)

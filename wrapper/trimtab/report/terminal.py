@@ -1,8 +1,8 @@
 """Summary -> tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
 import io
-from collections.abc import Callable, Iterator, Sequence
-from typing import TextIO, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TextIO
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -10,17 +10,27 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.report.figures import device_name, holds, key_figures, place_in_chain, shape, step_shares
-from trimtab.report.summary import Attempt, Device, Stage, Summary, Training
-from trimtab.report.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural
+from trimtab.report.figures import (
+    chosen,
+    device_name,
+    gravest_first,
+    holds,
+    key_figures,
+    least_used_first,
+    models,
+    place_in_chain,
+    shape,
+    slowest_first,
+    step_shares,
+)
+from trimtab.report.summary import Attempt, Device, Summary, Training
+from trimtab.report.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural, watts
 
 MOST_ROWS = 32
 """Of a table; of longer ones the rows that matter are shown, and how many are left out is said."""
 PLAIN_WIDTH = 100
 """Columns where the output is no terminal."""
 STATE_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow", "unknown": "bold yellow"}
-
-Item = TypeVar("Item", Stage, Device)
 
 
 def show(summary: Summary, output: TextIO) -> None:
@@ -44,7 +54,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if training and training.shares:
         yield from _section("Where the time of a step went", [_shares(training)])
     if summary.devices:
-        yield from _section("Devices", [_devices(summary.devices)])
+        yield from _section(_devices_title(summary.devices), [_devices(summary.devices, bool(summary.ranks))])
     if summary.events:
         yield from _section("Events", [_events(summary)])
     if len(summary.attempts) > 1:
@@ -97,8 +107,8 @@ def _stages(training: Training) -> RenderableType:
         table.add_column(column, justify="right")
     table.add_column("layers", overflow="fold")
     imbalance = training.imbalance
-    chosen = _chosen(training.stages, lambda stage: -(stage.compute_seconds or 0.0))
-    for stage in chosen:
+    shown = chosen(training.stages, slowest_first, MOST_ROWS)
+    for stage in shown:
         slowest = (
             imbalance and imbalance.triggered and (stage.replica, stage.stage) == (imbalance.replica, imbalance.stage)
         )
@@ -113,7 +123,7 @@ def _stages(training: Training) -> RenderableType:
             plain(holds(stage)),
             style="yellow" if slowest else "",
         )
-    _left_out(table, len(training.stages) - len(chosen), "stages that compute less")
+    _left_out(table, len(training.stages) - len(shown), "stages that compute less")
     return table
 
 
@@ -126,28 +136,36 @@ def _shares(training: Training) -> Table:
     return table
 
 
-def _devices(devices: Sequence[Device]) -> RenderableType:
+def _devices_title(devices: Sequence[Device]) -> str:
+    names = plain(models(devices), 200)
+    return f"Devices ({names})" if names else "Devices"
+
+
+def _devices(devices: Sequence[Device], ranked: bool) -> RenderableType:
+    """`ranked`: whether ranks are known."""
+    gpus = any(device.kind != "cpu" for device in devices if device.kind)
     table = _table()
     table.add_column("node", overflow="fold")
-    table.add_column("rank", justify="right")
+    if ranked:
+        table.add_column("rank", justify="right")
     table.add_column("device", overflow="fold")
-    for column in ("mean", "max", "memory", "covered"):
+    figures = ("used", "SM", "memory", "power", "slowed") if gpus else ("mean", "max", "memory")
+    for column in (*figures, "covered"):
         table.add_column(column, justify="right", no_wrap=True)
-    chosen = _chosen(devices, lambda device: device.utilization_mean_ratio or 0.0)
-    for device in chosen:
-        name = [plain(device.node), ranks(device), plain(device_name(device))]
-        if device.no_data:
-            table.add_row(*name, "no data", "", data_size(device.memory_max_bytes), "")
-            table.add_row("", "", Text(plain(device.no_data), style="dim"), "", "", "", "")
-            continue
-        table.add_row(
-            *name,
-            percent(device.utilization_mean_ratio),
-            percent(device.utilization_max_ratio),
-            data_size(device.memory_max_bytes),
-            percent(device.coverage_ratio),
+    for device in (shown := chosen(devices, least_used_first, MOST_ROWS)):
+        used = percent(device.utilization_mean_ratio) if not device.no_data else "no data"
+        memory = data_size(device.memory_max_bytes)
+        about = (
+            (used, percent(device.sm_active_mean_ratio), memory, watts(device.power_mean_watts))
+            if gpus
+            else (used, percent(device.utilization_max_ratio), memory)
         )
-    _left_out(table, len(devices) - len(chosen), "devices that were used more")
+        slowed = (percent(device.throttled_ratio),) if gpus else ()
+        names = (plain(device.node), *((ranks(device),) if ranked else ()), plain(device_name(device)))
+        table.add_row(*names, *about, *slowed, percent(device.coverage_ratio))
+        if device.no_data:
+            table.add_row(*[""] * (len(names) - 1), Text(plain(device.no_data), style="dim"))
+    _left_out(table, len(devices) - len(shown), "devices that were used more")
     return table
 
 
@@ -161,10 +179,10 @@ def _events(summary: Summary) -> RenderableType:
     table.add_column("UTC", no_wrap=True)
     for column in ("from", "kind", "event"):
         table.add_column(column, overflow="fold")
-    chosen = summary.events[-MOST_ROWS:]
-    for event in chosen:
+    shown = chosen(summary.events, gravest_first, MOST_ROWS)
+    for event in shown:
         table.add_row(clock(event.time_seconds), plain(event.source), plain(event.kind), plain(event.text, 300))
-    _left_out(table, len(summary.events) - len(chosen), "earlier events")
+    _left_out(table, len(summary.events) - len(shown), "more events")
     return table
 
 
@@ -193,12 +211,6 @@ def _bullet(text: str, style: str = "") -> Table:
     table = Table.grid(padding=(0, 1))
     table.add_row("-", Text(plain(text), style=style))
     return table
-
-
-def _chosen(items: Sequence[Item], key: Callable[[Item], float]) -> list[Item]:
-    """All items, or those with the smallest keys, in the order in which they came."""
-    least = sorted(range(len(items)), key=lambda index: key(items[index]))[:MOST_ROWS]
-    return [items[index] for index in sorted(least)]
 
 
 def _left_out(table: Table, number: int, what: str) -> None:

@@ -60,6 +60,11 @@ def data_size(size_bytes: float | None) -> str:
     return f"{size_bytes:.2f} TiB"
 
 
+def watts(power_watts: float | None) -> str:
+    """612.4 -> "612 W"."""
+    return ABSENT if power_watts is None else f"{power_watts:.0f} W"
+
+
 def count(number: float | None) -> str:
     """12345.6 -> "12,346"."""
     return ABSENT if number is None else f"{number:,.0f}"
