@@ -32,10 +32,11 @@ class CollectError(OSError):
     """What could not be written, and why. A journal stays where it is, to be tried again."""
 
 
-def collect_journal(path: Path, settings: NodeSettings) -> bool:
+def collect_journal(path: Path, settings: NodeSettings | None) -> bool:
     """Make the node's part of a journal that nobody holds, and remove the journal; False where somebody holds it.
 
-    Raises OSError; the journal is then kept.
+    `settings`: None where node.toml cannot be believed: what it said when the job began then counts. Raises OSError;
+    the journal is then kept.
     """
     try:
         descriptor = journal.open_existing(path)
@@ -50,7 +51,7 @@ def collect_journal(path: Path, settings: NodeSettings) -> bool:
         os.close(descriptor)
 
 
-def collect_locked(descriptor: int, path: Path, settings: NodeSettings) -> None:
+def collect_locked(descriptor: int, path: Path, settings: NodeSettings | None) -> None:
     """As `collect_journal`, of a journal whose lock this process holds."""
     status = os.fstat(descriptor)
     if status.st_nlink == 0:
@@ -66,12 +67,13 @@ def collect_locked(descriptor: int, path: Path, settings: NodeSettings) -> None:
     faults.introduce(f"collector of job {attempt.job_id} on {attempt.node}")
     if recorded.damage:
         faults.warn(_lost(recorded))
-    staff, doubt = directories.staff_gid(settings.staff_group)
+    profile_root, staff_group = _destination(recorded, settings)
+    staff, doubt = directories.staff_gid(staff_group)
     if doubt:
         faults.warn(doubt)
     try:
         directory = directories.make_job_directory(
-            Path(settings.profile_root), attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
+            profile_root, attempt.cluster, attempt.job_id, attempt.uid, attempt.gid, staff
         )
         as_user(attempt.uid, attempt.gid, lambda: _write_part(directory, recorded))
     except OSError as error:
@@ -93,7 +95,14 @@ def recover(settings: NodeSettings) -> list[Path]:
     return _collect_all(journal.orphans(directory), settings)
 
 
-def _collect_all(journals: Sequence[Path], settings: NodeSettings) -> list[Path]:
+def _destination(recorded: Journal, settings: NodeSettings | None) -> tuple[Path, str]:
+    """The profile root, and the group that may read the profile."""
+    if settings is not None:
+        return Path(settings.profile_root), settings.staff_group
+    return Path(recorded.profile_root or NodeSettings().profile_root), recorded.staff_group
+
+
+def _collect_all(journals: Sequence[Path], settings: NodeSettings | None) -> list[Path]:
     failed = []
     for path in journals:
         faults.introduce("collector")
@@ -132,9 +141,9 @@ def node_profile(recorded: Journal) -> NodeProfile:
 
 
 def _device_profile(record: DeviceRecord) -> DeviceProfile:
-    values = np.array(record.rows, dtype=np.float64).reshape(len(record.rows), len(record.columns))
+    values = np.frombuffer(record.values).reshape(-1, len(record.columns))
     figures = {name: _column(name, values[:, place]) for place, name in enumerate(record.columns)}
-    samples: Table = {"time_seconds": np.array(record.times, dtype=np.float64), **figures}
+    samples: Table = {"time_seconds": np.frombuffer(record.times), **figures}
     return DeviceProfile(
         uuid=record.uuid,
         kind=record.kind,
@@ -207,9 +216,11 @@ def main() -> None:
     logging.basicConfig(handlers=[_ToSyslog()], format="%(message)s")
     held = sys.argv[1] == "--held"
     config, *journals = map(Path, sys.argv[2 if held else 1 :])
+    settings: NodeSettings | None
     settings, doubt = load_or_default(config)
     if doubt:
-        faults.warn(doubt)
+        faults.warn(f"{doubt}; what it said when the job began counts")
+        settings = None
     if held:
         collect_locked(KEPT_DESCRIPTOR, journals[0], settings)
     else:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from trimtab_slurm import attempt as attempts
-from trimtab_slurm import directories, faults, journal, resolve
+from trimtab_slurm import directories, faults, journal, resolve, sampler_record
 from trimtab_slurm.attempt import Attempt
 from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
 from trimtab_slurm.sampler_record import SamplerRecord
@@ -53,16 +53,30 @@ say() {{
     within {kill_seconds} {python} -I -S -c {code}
     code=$?
     [ "$code" = 0 ] || say "exit code $code from "{python}
-    [ -x /usr/bin/timeout ] || say "/usr/bin/timeout cannot be run: nothing would end a Python that hangs"
+{forget}    [ -x /usr/bin/timeout ] || say "/usr/bin/timeout cannot be run: nothing would end a Python that hangs"
 }} </dev/null >/dev/null 2>&1
 exit 0
 """
+_FORGET = """\
+    if [ "$code" != 0 ]; then  # without its state directory, the job's sampler ends by itself
+        case "$SLURM_JOB_ID/$SLURMD_NODENAME" in
+        /* | *[!0-9]*/* | */ | */.* | */*[!A-Za-z0-9_.-]*) ;;
+        *)
+            set -- {state}/"$SLURMD_NODENAME/$SLURM_JOB_ID"
+            within {say_seconds} /bin/rm -f "$1/{record}"
+            within {say_seconds} /bin/rmdir "$1"
+            ;;
+        esac
+    fi
+"""
 
 
-def hook_script(which: str, python: str, config: Path) -> str:
+def hook_script(which: str, python: str, config: Path, state_directory: Path) -> str:
     """The sh script for slurm.conf's Prolog or Epilog. It needs no PATH, no HOME, and no site-packages.
 
-    `which`: prolog or epilog; `python`: an absolute path of Python 3.11 or newer; `config`: the node.toml.
+    `which`: prolog or epilog; `python`: an absolute path of Python 3.11 or newer; `config`: the node.toml;
+    `state_directory`: where it is kept which sampler belongs to which job, which need not survive a reboot. It is no
+    setting: the epilog must find what the prolog left, whatever has become of node.toml meanwhile.
     """
     import shlex  # not in every hook: each import adds to what jobs wait for
 
@@ -70,18 +84,21 @@ def hook_script(which: str, python: str, config: Path) -> str:
     code = (
         # Garbage is not worth collecting in a process of milliseconds.
         f"import gc, sys; gc.disable(); sys.path.insert(0, {str(package)!r}); "
-        f"from trimtab_slurm.hooks import main; main({which!r}, {str(config)!r})"
+        f"from trimtab_slurm.hooks import main; main{which, str(config), str(state_directory)}"
     )
+    state = shlex.quote(str(state_directory))
+    forget = _FORGET.format(state=state, record=sampler_record.NAME, say_seconds=SAY_SECONDS)
     return _SCRIPT.format(
         which=which,
         python=shlex.quote(python),
         code=shlex.quote(code),
+        forget=forget if which == "epilog" else "",
         kill_seconds=KILL_SECONDS,
         say_seconds=SAY_SECONDS,
     )
 
 
-def main(which: str, config: str) -> None:
+def main(which: str, config: str, state_directory: str) -> None:
     """Run a hook in this process's environment, and end this process: exit code 0, whatever happens."""
     faults.introduce(f"{which} of job {os.environ.get('SLURM_JOB_ID')} on {os.environ.get('SLURMD_NODENAME')}")
     try:
@@ -92,7 +109,7 @@ def main(which: str, config: str) -> None:
         if doubt:
             faults.warn(doubt)
         run = {"prolog": _prolog, "epilog": _epilog}[which]
-        run(os.environ, _Node(Path(config), settings, doubt))
+        run(os.environ, _Node(Path(config), Path(state_directory), settings, doubt))
     except Exception as error:  # noqa: BLE001  the hook's boundary: slurmd drains the node if anything gets out
         faults.warn(faults.describe(error))
     os._exit(0)  # Python's own farewell takes as long as all that the hook does
@@ -103,6 +120,7 @@ class _Node:
     """What the hook goes by."""
 
     config: Path
+    state_directory: Path
     settings: NodeSettings
     doubt: str
     """Why the settings are the defaults; empty where they are the file's."""
@@ -146,18 +164,25 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
     comment = environment.get("SLURM_JOB_COMMENT", "")
     if settings.reason_to_skip(environment.get("SLURM_JOB_PARTITION", ""), None if ids is None else len(ids), comment):
         return
-    state_path = Path(settings.state_directory, attempt.node, str(attempt.job_id))
-    above = _node_directory(settings, attempt.node)
+    state_path = node.state_directory / attempt.node / str(attempt.job_id)
+    above = _node_directory(node.state_directory, attempt.node)
     state = directories.open_own_below(above, str(attempt.job_id), 0o700)
     earlier = SamplerRecord.read(state)
-    if earlier and earlier.alive:
+    process = earlier.open() if earlier else None
+    if earlier and process is not None:
         if (earlier.restart_count, earlier.uid) == (attempt.restart_count, attempt.uid):
             _note(earlier.journal, "prolog", "ran again; the sampler of this attempt goes on")
             return
-        earlier.stop()  # an earlier attempt's, whose epilog never ran
+        sampler_record.stop(process)  # an earlier attempt's, whose epilog never ran
     if earlier:
         earlier.remove(state)
-    path, writer = journal.create(Path(settings.journal_directory), attempt, settings.sampler_period_seconds)
+    path, writer = journal.create(
+        Path(settings.journal_directory),
+        attempt,
+        settings.sampler_period_seconds,
+        settings.profile_root,
+        settings.staff_group,
+    )
     try:
         writer.event("prolog", f"job {attempt.job_id} of {attempt.user or attempt.uid} on {attempt.node}")
         if node.doubt:
@@ -176,28 +201,31 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
 
 def _epilog(environment: Mapping[str, str], node: _Node) -> None:
     job_id, name = attempts.job_id(environment), attempts.node_name(environment)
-    above = _node_directory(node.settings, name)
+    above = _node_directory(node.state_directory, name)
     try:
         state = os.open(str(job_id), directories.DIRECTORY, dir_fd=above)
     except FileNotFoundError:
         return  # it ran before, or no prolog did
     sampler = SamplerRecord.read(state)
+    process = sampler.open() if sampler else None
     if sampler:
         sampler.remove(state)
     os.rmdir(str(job_id), dir_fd=above)  # from now on its sampler ends, even if this hook comes no further
     if sampler:
         if node.doubt:
             _note(sampler.journal, "fault", node.doubt)
-        if not sampler.alive:
+        if process is None:
             _note(sampler.journal, "fault", gone := f"the sampler, process {sampler.pid}, has died")
             faults.warn(gone)
         _note(sampler.journal, "epilog", f"job exit code {environment.get('SLURM_JOB_EXIT_CODE2', 'not known')}")
-    if not (sampler and sampler.stop()):  # it has died, or the prolog did not come to its end
+    if process is not None:
+        sampler_record.stop(process)
+    else:  # it has died, or the prolog did not come to its end
         node.collect(journal.orphans(Path(node.settings.journal_directory), job_id, name))
 
 
-def _node_directory(settings: NodeSettings, node: str) -> int:
-    root = directories.open_own(Path(settings.state_directory), 0o755)
+def _node_directory(state_directory: Path, node: str) -> int:
+    root = directories.open_own(state_directory, 0o755)
     return directories.open_own_below(root, node, 0o755)
 
 

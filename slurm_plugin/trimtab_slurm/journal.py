@@ -11,15 +11,17 @@ that would be waited for by the sampler, and by the job.
 """
 
 import fcntl
+import io
 import json
 import os
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from trimtab_slurm import directories
 from trimtab_slurm.attempt import Attempt
@@ -52,12 +54,18 @@ class DeviceRecord:
     """Column -> why it had no value, when that was last said."""
     pci: str = ""
     parent_uuid: str = ""
-    times: list[float] = field(default_factory=list)
+    times: "array[float]" = field(default_factory=lambda: array("d"))
     """UTC, seconds since 1970, of each sample."""
-    rows: list[tuple[float, ...]] = field(default_factory=list)
-    """One value for each column, for each sample."""
+    values: "array[float]" = field(default_factory=lambda: array("d"))
+    """Of the first sample one for each column, of the second, and so on: a job of a week has a hundred million."""
     processes: list[tuple[float, int, float]] = field(default_factory=list)
     """UTC, process id, bytes of the device's memory that it holds from then on: 0 when it has gone, NaN: not known."""
+
+    @property
+    def rows(self) -> list[tuple[float, ...]]:
+        """The values of each sample."""
+        width = len(self.columns)
+        return [tuple(self.values[place : place + width]) for place in range(0, len(self.values), width)]
 
 
 @dataclass
@@ -79,6 +87,9 @@ class Journal:
     """What is wrong with the rest of the file; empty where there is none."""
     offset_seconds: float = 0.0
     """UTC minus the monotonic clock, when the prolog made it: the clock may have been set since."""
+    profile_root: str = ""
+    staff_group: str = ""
+    """As node.toml said when the prolog made it; empty profile_root: not known."""
 
 
 class Writer:
@@ -125,9 +136,12 @@ class Writer:
             raise OSError(f"journal: only {written} of {len(content)} bytes could be written")
 
 
-def create(directory: Path, attempt: Attempt, period_seconds: float) -> tuple[Path, Writer]:
+def create(
+    directory: Path, attempt: Attempt, period_seconds: float, profile_root: str = "", staff_group: str = ""
+) -> tuple[Path, Writer]:
     """Make the journal of an attempt that begins now, locked, its header written. Raises OSError.
 
+    `profile_root`, `staff_group`: where node.toml would have the profile, for a collector that cannot believe it then.
     The lock belongs to the open file: it is held while this process, or one that inherits the descriptor, lives.
     """
     name = f"{attempt.cluster}.{attempt.job_id}.{attempt.node}.{time.time_ns()}{SUFFIX}"
@@ -143,6 +157,8 @@ def create(directory: Path, attempt: Attempt, period_seconds: float) -> tuple[Pa
         "schema": SCHEMA,
         "attempt": attempt.to_dict(),
         "period_seconds": period_seconds,
+        "profile_root": profile_root,
+        "staff_group": staff_group,
         "monotonic": time.monotonic(),
         "realtime": time.time(),
     }
@@ -181,24 +197,30 @@ def orphans(directory: Path, job_id: int | None = None, node: str = "") -> list[
 
 def read(descriptor: int) -> Journal:
     """All intact records of an open journal. Raises JournalError."""
-    content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
-    return parse(content)
+    with os.fdopen(os.dup(descriptor), "rb") as file:
+        return _read(file)
 
 
 def parse(content: bytes) -> Journal:
     """As `read`, of the file's bytes."""
+    return _read(io.BytesIO(content))
+
+
+def _read(file: BinaryIO) -> Journal:
     try:
-        return _assembled(*_intact(content))
+        return _assembled(_Records(file))
     except JournalError:
         raise
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError, struct.error) as error:
         raise JournalError(f"records that do not fit each other: {type(error).__name__}: {error}") from error
 
 
-def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
-    if not records or records[0][0] != HEADER:
-        raise JournalError(damage or "no header")
-    header = json.loads(records[0][1])
+def _assembled(records: "_Records") -> Journal:
+    intact = iter(records)
+    kind, payload = next(intact, (0, b""))
+    if kind != HEADER:
+        raise JournalError(records.damage or "no header")
+    header = json.loads(payload)
     if header["schema"] > SCHEMA:
         raise JournalError(f"schema {header['schema']} is newer than this version's {SCHEMA}")
     offset = header["realtime"] - header["monotonic"]
@@ -211,10 +233,12 @@ def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
         devices=[],
         events=[],
         ended=False,
-        damage=damage,
+        damage="",
+        profile_root=str(header["profile_root"]),
+        staff_group=str(header["staff_group"]),
     )
     devices: dict[int, DeviceRecord] = {}
-    for kind, payload in records[1:]:
+    for kind, payload in intact:
         if kind == SAMPLE:
             seconds = _add_sample(devices, payload) + offset
         elif kind == PROCESS:
@@ -233,7 +257,8 @@ def _assembled(records: Sequence[tuple[int, bytes]], damage: str) -> Journal:
         journal.end_seconds = max(journal.end_seconds, seconds)
     journal.devices = list(devices.values())
     for device in journal.devices:
-        device.times = [monotonic + offset for monotonic in device.times]
+        device.times = array("d", (monotonic + offset for monotonic in device.times))
+    journal.damage = records.damage
     return journal
 
 
@@ -249,30 +274,43 @@ def _add_sample(devices: Mapping[int, DeviceRecord], payload: bytes) -> float:
     number, monotonic = _SAMPLE.unpack_from(payload)
     device = devices[number]
     device.times.append(monotonic)
-    device.rows.append(struct.unpack_from(f"<{len(device.columns)}d", payload, _SAMPLE.size))
+    device.values.extend(struct.unpack_from(f"<{len(device.columns)}d", payload, _SAMPLE.size))
     return float(monotonic)
 
 
-def _intact(content: bytes) -> tuple[list[tuple[int, bytes]], str]:
-    """The records up to the first damaged one, and what is wrong with that."""
-    records: list[tuple[int, bytes]] = []
-    position = 0
-    while position < len(content):
-        rest = f"after {len(records)} records, at byte {position} of {len(content)}"
-        if len(content) - position < _FRAME.size:
-            return records, f"cut off {rest}"
-        length, checksum, kind = _FRAME.unpack_from(content, position)
-        begin = position + _FRAME.size
+class _Records:
+    """Kind and payload of the records up to the first damaged one."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.damage = ""
+        """What is wrong with that one, once all before are read; empty: there is none."""
+        self._file = file
+        self._size = file.seek(0, io.SEEK_END)
+        file.seek(0)
+
+    def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        count = position = 0
+        while position < self._size:
+            kind, payload, trouble = self._next()
+            if trouble:
+                self.damage = f"{trouble} after {count} records, at byte {position} of {self._size}"
+                return
+            yield kind, payload
+            count += 1
+            position += _FRAME.size + len(payload)
+
+    def _next(self) -> tuple[int, bytes, str]:
+        """Kind, payload, and what is wrong with it."""
+        frame = self._file.read(_FRAME.size)
+        if len(frame) < _FRAME.size:
+            return 0, b"", "cut off"
+        length, checksum, kind = _FRAME.unpack(frame)
         if length > _LONGEST_BYTES or not HEADER <= kind <= PROCESS:
-            return records, f"garbage {rest}"
-        payload = content[begin : begin + length]
+            return kind, b"", "garbage"
+        payload = self._file.read(length)
         if len(payload) < length:
-            return records, f"cut off {rest}"
-        if zlib.crc32(payload, kind) != checksum:
-            return records, f"wrong checksum {rest}"
-        records.append((kind, payload))
-        position = begin + length
-    return records, ""
+            return kind, payload, "cut off"
+        return kind, payload, "wrong checksum" if zlib.crc32(payload, kind) != checksum else ""
 
 
 def _record(kind: int, payload: bytes) -> bytes:

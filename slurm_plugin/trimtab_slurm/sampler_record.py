@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,21 +50,27 @@ class SamplerRecord:
     def remove(state: int) -> None:
         os.unlink(NAME, dir_fd=state)
 
-    def stop(self) -> bool:
-        """Tell this very process to take its last sample; False where it is gone."""
+    def open(self) -> int | None:
+        """A descriptor of this very process; None where it is gone."""
         try:
             process = os.pidfd_open(self.pid)
         except ProcessLookupError:
-            return False
+            return None
         # Looked at after it was opened: what is open now is what is told, whoever may get its id.
-        alive = self.alive
-        if alive:
-            signal.pidfd_send_signal(process, signal.SIGTERM)
+        if self.alive:
+            return process
         os.close(process)
-        return alive
+        return None
 
     @property
     def alive(self) -> bool:
         """Whether this very process still runs."""
         stat = proc.read_stat(self.pid)
         return stat is not None and stat.start_ticks == self.start_ticks
+
+
+def stop(process: int) -> None:
+    """Tell an open sampler to take its last sample, and let go of it."""
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        signal.pidfd_send_signal(process, signal.SIGTERM)
+    os.close(process)

@@ -17,8 +17,6 @@ class SettingsError(ValueError):
 class NodeSettings:
     """Where the hooks keep things, and how often they measure. Paths are absolute."""
 
-    state_directory: str = "/run/trimtab"
-    """Which sampler belongs to which job; need not survive a reboot."""
     journal_directory: str = "/var/lib/trimtab/journals"
     """Samples of running jobs. Local to the node, and must survive a reboot."""
     profile_root: str = "/var/lib/trimtab/profiles"
@@ -42,7 +40,7 @@ class NodeSettings:
     """A fault that the sampler makes up, to test a site: see docs/faults.md; empty: none."""
 
     def __post_init__(self) -> None:
-        for key in ("state_directory", "journal_directory", "profile_root"):
+        for key in ("journal_directory", "profile_root"):
             if not Path(getattr(self, key)).is_absolute():
                 raise SettingsError(f"{key} = {json.dumps(getattr(self, key))}: must be an absolute path")
         for key in ("python", "nvml_library"):

@@ -165,7 +165,7 @@ class Node:
 
     def __init__(self, directory, attempt):
         self.config = directory / "node.toml"
-        self.settings = NodeSettings(str(directory / "run"), str(directory / "journals"), str(directory / "profiles"))
+        self.settings = NodeSettings(str(directory / "journals"), str(directory / "profiles"))
         self.config.write_text(render(self.settings))
         self._attempt = dataclasses.replace(attempt, uid=os.getuid(), gid=os.getgid(), expected_nodes=("n1",))
 

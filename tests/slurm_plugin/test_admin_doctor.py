@@ -14,7 +14,7 @@ import pytest
 from trimtab_slurm import journal
 from trimtab_slurm.admin import answers, doctor, install, running, trust
 from trimtab_slurm.admin.answers import Answer, ask, probe
-from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, node_settings
+from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, STATE, node_settings
 from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.settings import load_or_default
 
@@ -28,6 +28,7 @@ class Node:
         self.prefix = directory / "node"
         list(install.install(self.prefix, sys.executable))
         self.settings = node_settings(self.prefix)
+        self.state = self.prefix / STATE
         self.config = self.prefix / CONFIG
         self.hooks = {which: self.prefix / path for which, path in HOOKS.items()}
         self.slurm_conf = directory / "slurm.conf"
@@ -47,8 +48,11 @@ class Node:
     def node_toml(self):
         return list(doctor.check_config(self.config, *load_or_default(self.config)))
 
+    def place(self, key):
+        return self.state if key == "state directory" else Path(getattr(self.settings, key))
+
     def directory(self, key):
-        path = Path(getattr(self.settings, key))
+        path = self.place(key)
         gives = "gives" if key == "profile_root" else ""
         return doctor.check_directory(key, path, ask(probe(sys.executable, "directory", path, gives)))
 
@@ -210,10 +214,10 @@ def test_a_node_toml_that_is_a_link_is_told_to_be_a_file(node):
     assert levels(node.node_toml()) == ["ok"]
 
 
-@pytest.mark.parametrize("key", ["state_directory", "journal_directory", "profile_root"])
+@pytest.mark.parametrize("key", ["state directory", "journal_directory", "profile_root"])
 @pytest.mark.parametrize("fault", ["owner", "mode", "link", "file"])
 def test_a_directory_that_root_cannot_use_is_mended_by_what_is_said(node, key, fault):
-    path = Path(getattr(node.settings, key))
+    path = node.place(key)
     assert node.directory(key).level == "ok"
     if fault == "owner":
         os.chown(path, 4711, 4711)
@@ -226,7 +230,8 @@ def test_a_directory_that_root_cannot_use_is_mended_by_what_is_said(node, key, f
     assert problem.level == "problem"
     if fault == "link":
         assert problem.text == f"{path} is a symbolic link, which root does not follow"
-        assert problem.mend == f'{key} = "{path.with_name("elsewhere")}" in node.toml'
+        other = f'{key} = "{path.with_name("elsewhere")}" in node.toml'
+        assert problem.mend == (f"rm {path}" if path == node.state else other)
     else:
         expected = {"owner": "(owner 4711, mode", "mode": "(owner 0, mode 0777)", "file": "is no directory"}
         assert expected[fault] in problem.text
@@ -313,12 +318,12 @@ def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
         line.split("=", 1) for line in (Path(__file__).parent / "data/prolog-22.05.8.env").read_text().splitlines()
     )
     subprocess.run([node.hooks["Prolog"]], env=environment, check=True)
-    (job,) = running.jobs(Path(node.settings.state_directory))
-    (found,) = doctor.check_samplers(Path(node.settings.state_directory))
+    (job,) = running.jobs(node.state)
+    (found,) = doctor.check_samplers(node.state)
     assert (found.level, found.text) == ("ok", "1 running: job 2 on n1")
     os.kill(job.sampler.pid, signal.SIGKILL)
     until(lambda: not job.is_sampled)
-    warning, none = doctor.check_samplers(Path(node.settings.state_directory))
+    warning, none = doctor.check_samplers(node.state)
     assert warning.text.startswith("job 2 on n1 has none: it has died")
     assert (none.level, none.text) == ("ok", "0 running")
     journals = Path(node.settings.journal_directory)

@@ -17,7 +17,7 @@ import pytest
 from trimtab import sandbox as boxes
 from trimtab_slurm.admin import install as installation
 from trimtab_slurm.admin import running, slurmconf
-from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS, UNIT, config_text, node_settings
+from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, UNIT, config_text, directories, node_settings
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, load
 
@@ -101,8 +101,7 @@ def test_hooks_are_roots_and_can_be_executed_and_journals_are_for_root_alone(pre
     assert modes == {PROLOG: 0o755, EPILOG: 0o755, CONFIG: 0o644, UNIT: 0o644}
     node = load(prefix / CONFIG)
     assert node == node_settings(prefix)
-    for key, mode in DIRECTORIES.items():
-        directory = Path(getattr(node, key))
+    for directory, mode in directories(prefix).items():
         assert directory.is_relative_to(prefix)
         assert stat.S_IMODE(directory.stat().st_mode) == mode
     assert {path.lstat().st_uid for path in prefix.rglob("*")} == {0}

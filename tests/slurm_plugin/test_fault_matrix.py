@@ -73,7 +73,7 @@ class Row:
         self.config = self.directory / "node.toml"
         self.log = self.directory / "hooks.log"
         self.state, self.journals, self.profiles = (self.directory / name for name in ("run", "journals", "profiles"))
-        self.settings = NodeSettings(str(self.state), str(self.journals), str(self.profiles), PERIOD_SECONDS)
+        self.settings = NodeSettings(str(self.journals), str(self.profiles), PERIOD_SECONDS)
         self.configure()
         self.hooks()
 
@@ -86,7 +86,7 @@ class Row:
         """Make slurmd's hooks this row's: with another Python, a script that is changed, an epilog that runs again."""
         for which in ("prolog", "epilog"):
             script = self.directory / which
-            script.write_text(change(hook_script(which, str(python), self.config)))
+            script.write_text(change(hook_script(which, str(python), self.config, self.state)))
             timed = f"{sys.executable} -I -S {TIMED} {self.log} {KILL_SECONDS} /bin/sh {script}"
             lines = [timed] * (epilogs if which == "epilog" else 1)
             fresh = self._box.directory / f"{which}.new"

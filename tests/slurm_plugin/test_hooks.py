@@ -36,9 +36,7 @@ class Node:
         self.directory = directory
         self.config = directory / "node.toml"
         self.python = sys.executable
-        self.settings = NodeSettings(
-            str(directory / "run"), str(directory / "journals"), str(directory / "profiles"), 0.1
-        )
+        self.settings = NodeSettings(str(directory / "journals"), str(directory / "profiles"), 0.1)
         self.config.write_text(render(self.settings))
         lines = RECORDED.read_text().splitlines()
         self.environment = dict(line.split("=", 1) for line in lines)
@@ -47,7 +45,7 @@ class Node:
     def hook(self, which, wrap=(), **changes):
         """Run a hook: it must say nothing, exit 0, in time, and hold no descriptor of its caller's. Its seconds."""
         script = self.directory / which
-        script.write_text(hook_script(which, self.python, self.config))
+        script.write_text(hook_script(which, self.python, self.config, self.directory / "run"))
         log = self.directory / "hooks.log"
         timed = [sys.executable, "-I", "-S", TIMED, log, str(KILL_SECONDS), *wrap, "/bin/sh", script]
         # As slurmd does: it reads until nobody holds the other end of the pipe.
@@ -347,14 +345,12 @@ def test_without_a_config_that_can_be_believed_the_defaults_apply(node, config):
     elif config == "another's":
         os.chown(node.config, 4711, 0)
     else:
-        node.config.write_text("state_directory = 3")
+        node.config.write_text("profile_root = 3")
     kept = node.directory / "default"
-    (kept / "run").mkdir(parents=True)
-    (kept / "lib").mkdir()
-    bind = f'mount --bind {kept}/run /run && mount --bind {kept}/lib /var/lib && exec "$@"'
+    (kept / "lib").mkdir(parents=True)
+    bind = f'mount --bind {kept}/lib /var/lib && exec "$@"'
     wrap = ["unshare", "--mount", "sh", "-c", bind, "sh"]
     node.hook("prolog", wrap=wrap)
-    assert (kept / "run/trimtab/n1/2/sampler.json").exists()
     node.hook("epilog", wrap=wrap)
     parts = kept / "lib/trimtab/profiles/sandbox/2/parts"
     _until(lambda: parts.exists() and list(parts.glob("[!.]*.h5")))
@@ -370,6 +366,32 @@ def test_a_broken_python_fails_no_hook(node, python):
     node.prolog()
     node.epilog()
     assert node.journals == []
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_an_epilog_whose_python_fails_ends_the_sampler_all_the_same(node, python):
+    node.prolog()
+    other = node.state.with_name("3")
+    other.mkdir()
+    node.python = python
+    for wrong in ({"SLURM_JOB_ID": "*"}, {"SLURM_JOB_ID": "../n1/2"}, {"SLURMD_NODENAME": "n1/2/.."}):
+        node.epilog(**wrong)
+    assert node.state.exists()
+    node.epilog()
+    assert not node.state.exists()
+    assert other.exists()
+    (recorded,) = node.part().nodes
+    assert f"{node.state} has vanished" in recorded.events[-1].text
+
+
+def test_an_epilog_finds_what_the_prolog_left_whatever_has_become_of_node_toml(node):
+    node.prolog()
+    node.config.write_text("oops = 3")
+    node.epilog()
+    recorded = node.part().nodes[0]  # where node.toml said when the job began
+    assert [event.text for event in recorded.events if event.kind == "epilog"] == ["job exit code 0:9"]
+    assert "unknown key oops" in str(recorded.events)
+    assert not node.state.exists()
 
 
 @pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
@@ -468,7 +490,7 @@ def test_the_script_starts_python_isolated_whatever_its_path_is(node):
     node.prolog()
     *options, code = (node.directory / "it's a python.arguments").read_text().splitlines()
     assert options == ["-I", "-S", "-c"]
-    assert code.endswith("""main('prolog', "/etc/trim tab/node's.toml")""")
+    assert code.endswith(f"""main('prolog', "/etc/trim tab/node's.toml", '{node.directory}/run')""")
 
 
 def _journal(node):

@@ -78,6 +78,8 @@ def _header():
             "gpu_variables": {},
         },
         "period_seconds": 1.0,
+        "profile_root": "",
+        "staff_group": "",
         "monotonic": 100.0,
         "realtime": 1000.0,
     }

@@ -88,7 +88,7 @@ def test_killed_at_any_instant_a_sampler_loses_no_more_than_what_it_had_in_its_h
         for device in found.devices:
             # Each sample that was written, once, in order.
             assert [row[0] for row in device.rows] == [1.0 + place for place in range(len(device.rows))]
-            assert device.times == sorted(device.times)
+            assert list(device.times) == sorted(device.times)
             written[device.index] = len(device.rows)
         # No sample is asked for before the last one was written.
         assert all(taken - 1 <= kept <= taken for taken, kept in zip(counts(), written, strict=True))

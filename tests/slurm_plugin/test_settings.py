@@ -6,7 +6,10 @@ from trimtab_slurm.settings import NodeSettings, SettingsError, load, load_or_de
 
 
 def test_what_is_rendered_is_loaded_again(tmp_path):
-    wanted = NodeSettings('/run/a "b"\\c', "/j", "/p/ö", 0.5, "/opt/venv/bin/python")
+    wanted = NodeSettings(
+        '/j/a "b"\\c', "/p/ö", 0.5, "/opt/venv/bin/python", ("a", 'b"'), 2, "no", "staff", "/lib/nvml.so.1", "hang:0@5"
+    )
+    assert all(value != vars(NodeSettings())[key] for key, value in vars(wanted).items())
     (tmp_path / "node.toml").write_text(render(wanted), encoding="utf-8")
     assert load(tmp_path / "node.toml") == wanted
 
@@ -20,7 +23,7 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path):
     ("text", "message"),
     [
         ("profile_rot = '/p'", "unknown key profile_rot; did you mean profile_root?"),
-        ("x = 1", "unknown key x; choose from state_directory, journal_directory, profile_root"),
+        ("x = 1", "unknown key x; choose from journal_directory, profile_root, sampler_period_seconds"),
         ("profile_root = 3", "profile_root = 3: must be a text in quotes"),
         ("sampler_period_seconds = '1'", "sampler_period_seconds = '1': must be a number"),
         ("sampler_period_seconds = true", "sampler_period_seconds = True: must be a number"),

@@ -46,11 +46,7 @@ def test_slurm_conf_without_gpus_names_none():
 @pytest.mark.parametrize(("profiles", "root"), [("", "/tmp/box/profiles"), ("/data/profiles", "/data/profiles")])
 def test_the_hooks_keep_everything_below_the_sandbox_but_profiles_where_asked(profiles, root):
     told = config.node_settings(Spec(profiles=profiles), Places(Path("/tmp/box")))
-    assert (told.state_directory, told.journal_directory, told.profile_root) == (
-        "/tmp/box/run",
-        "/tmp/box/journals",
-        root,
-    )
+    assert (told.journal_directory, told.profile_root) == ("/tmp/box/journals", root)
 
 
 def test_gres_conf_gives_each_node_its_device_files():

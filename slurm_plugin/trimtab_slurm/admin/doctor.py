@@ -4,6 +4,7 @@ Everything that may never answer is asked in a process of its own, with a time l
 directory that root makes below the profile root, and removes again.
 """
 
+import ast
 import ctypes
 import grp
 import json
@@ -21,12 +22,13 @@ from pathlib import Path
 from trimtab_slurm import gresconf, journal
 from trimtab_slurm.admin import registration, running, slurmconf, trust
 from trimtab_slurm.admin.answers import Answer, ask, probe
-from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS
+from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, STATE
 from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.hooks import DEADLINE_SECONDS, hook_script
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
 OK, WARNING, PROBLEM = "ok", "warning", "problem"
+STATE_CHECK = "state directory"
 LOW_BYTES, LOW_INODES = 100 << 20, 1000
 TIME_ERROR = 5
 """adjtimex(2): the clock is not synchronized."""
@@ -58,8 +60,10 @@ class Hook:
 
     python: str
     """The interpreter that it starts."""
-    code: str
-    """What that runs."""
+    imports: str
+    """What that runs first."""
+    config: Path
+    state_directory: Path
 
 
 def examine(config: Path, slurm_conf: Path | None) -> list[Finding]:
@@ -84,17 +88,22 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     hooks = {which: find_hook(which, config, conf) for which in HOOKS}
     for which, path in hooks.items():
         yield from check_hook(which, path, config, install)
-    python = settings.python or read_hook(hooks["Prolog"]).python or sys.executable
+    prolog = read_hook(hooks["Prolog"])
+    python = settings.python or (prolog.python if prolog else sys.executable)
     if _only_root_runs(python):
         yield _for_root("sampler", f"run {python}")
     else:
         yield from check_sampler_python(python, ask(probe(python, "modules")))
-    for key in DIRECTORIES:
-        path = Path(getattr(settings, key))
+    state_directory = prolog.state_directory if prolog else Path("/") / STATE
+    for key, path in (
+        (STATE_CHECK, state_directory),
+        ("journal_directory", Path(settings.journal_directory)),
+        ("profile_root", Path(settings.profile_root)),
+    ):
         answer = ask(probe(sys.executable, "directory", path, "gives" if key == "profile_root" else ""))
         yield check_directory(key, path, answer)
     yield from check_slurm_conf(conf, hooks)
-    yield from check_samplers(Path(settings.state_directory))
+    yield from check_samplers(state_directory)
     yield from check_journals(Path(settings.journal_directory), config)
     for name, label, *arguments in (("nvml", "NVML", settings.nvml_library), ("amd", "AMD SMI")):
         if not _only_root_runs(python):
@@ -116,19 +125,21 @@ def find_hook(which: str, config: Path, conf: SlurmConf | None) -> Path:
     installed = config.parent / HOOKS[which].relative_to(CONFIG.parent)
     if not installed.exists() and conf:
         for path in registration.scripts(conf, which):
-            if repr(str(config)) in read_hook(path).code:
+            if (hook := read_hook(path)) and hook.config == config:
                 return path
     return installed
 
 
-def read_hook(path: Path) -> Hook:
-    """A hook's script; empty texts where it is none."""
-    with suppress(OSError, ValueError):
+def read_hook(path: Path) -> Hook | None:
+    """A hook's script; None where it is none that trimtab has made."""
+    with suppress(OSError, ValueError, SyntaxError):
         for line in path.read_text(encoding="utf-8").splitlines():
             if " -I -S -c " in line:
                 *_, python, _, _, _, code = shlex.split(line)
-                return Hook(python, code)
-    return Hook("", "")
+                imports, _, arguments = code.rpartition("main(")
+                _, config, state_directory = ast.literal_eval(f"({arguments}")
+                return Hook(python, imports, Path(config), Path(state_directory))
+    return None
 
 
 def check_config(config: Path, settings: NodeSettings, doubt: str) -> Iterator[Finding]:
@@ -168,19 +179,18 @@ def check_hook(which: str, path: Path, config: Path, install: str) -> Iterator[F
         troubles.append((f"{path} has no run bit: slurmd drains the node at its next job", f"chmod 755 {path}"))
     if found := trust.opening(path):
         troubles.append((f"another user can change what root runs: {found}", found.mend))
-    if not hook.python:
+    if not hook:
         troubles.append((f"{path} is not what trimtab installs", install))
     for text, mend in troubles:
         yield Finding(name, PROBLEM, text, mend)
-    if not hook.python:
+    if not hook:
         return
-    if path.read_text(encoding="utf-8") != hook_script(name, hook.python, config):
+    if path.read_text(encoding="utf-8") != hook_script(name, hook.python, config, hook.state_directory):
         yield Finding(name, WARNING, f"{path} is not as this version installs it", install)
     if _only_root_runs(hook.python):
         yield _for_root(name, f"run {hook.python}")
         return
-    imports = hook.code.rpartition("main(")[0]
-    answer = ask([hook.python, "-I", "-S", "-c", imports], {})
+    answer = ask([hook.python, "-I", "-S", "-c", hook.imports], {})
     if answer.code != 0:
         yield Finding(name, PROBLEM, f"{hook.python} cannot run it: {answer.reason}", install)
         return
@@ -225,7 +235,8 @@ def check_directory(key: str, path: Path, answer: Answer) -> Finding:
         return Finding(key, OK, f"{path} is made by the first job")
     if facts["link"]:
         text = f"{path} is a symbolic link, which root does not follow"
-        return Finding(key, PROBLEM, text, f"{key} = {json.dumps(facts['link'])} in node.toml")
+        mend = f"rm {name}" if key == STATE_CHECK else f"{key} = {json.dumps(facts['link'])} in node.toml"
+        return Finding(key, PROBLEM, text, mend)
     if not facts["directory"]:
         return Finding(key, PROBLEM, f"{path} is no directory", f"mv {name} {name}.old && install -d {name}")
     if facts["uid"] not in (0, os.geteuid()) or facts["mode"] & 0o022:

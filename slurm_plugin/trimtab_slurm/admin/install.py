@@ -12,15 +12,14 @@ import stat
 import subprocess
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from trimtab_slurm.admin import registration, running, trust
-from trimtab_slurm.admin.nodefiles import CONFIG, DIRECTORIES, HOOKS, File, digest, files, node_settings
+from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, STATE, File, digest, directories, files
 from trimtab_slurm.admin.slurmconf import SlurmConf
-from trimtab_slurm.settings import load_or_default
 
 MANIFEST = Path("etc/trimtab/installed.json")
 OLDEST_PYTHON = (3, 11)
@@ -56,7 +55,7 @@ def install(prefix: Path, python: str) -> Iterator[str]:
     kept = _changed_config(prefix, wanted[CONFIG], before)
     if kept:
         del wanted[CONFIG]
-    made = _missing_directories(prefix, [] if kept else list(DIRECTORIES))  # else it says where what is kept
+    made = _missing_directories(prefix, own={} if kept else directories(prefix))  # else it says where what is kept
     manifest = Manifest(
         {**before.files, **{str(path): file.digest for path, file in wanted.items()}},
         sorted({*before.directories, *(str(path.relative_to(prefix)) for path in made)}),
@@ -90,15 +89,12 @@ def uninstall(prefix: Path, conf: SlurmConf | None) -> Iterator[str]:
                 "it out there, `scontrol reconfigure`, and uninstall again; where that file is not in use, give "
                 "--slurm-conf /dev/null"
             )
-    node, doubt = load_or_default(prefix / CONFIG)
-    if doubt:
-        node = node_settings(prefix)  # the defaults are another installation's
     hooks = {str(hook) for hook in HOOKS.values()}
     try:
         for name, written in manifest.files.items():
             if name in hooks:
                 yield from _remove(prefix / name, written)
-        yield from _end_samplers(Path(node.state_directory), prefix / CONFIG)  # which they read in the end
+        yield from _end_samplers(prefix / STATE, prefix / CONFIG)  # which they read in the end
         for name, written in manifest.files.items():
             if name not in hooks:
                 yield from _remove(prefix / name, written)
@@ -181,17 +177,11 @@ def _changed_config(prefix: Path, wanted: File, before: Manifest) -> bool:
 
 def _targets(prefix: Path) -> list[Path]:
     """Every file and directory that is installed."""
-    node = node_settings(prefix)
-    return [
-        *(prefix / path for path in (MANIFEST, *files(prefix, ""))),
-        *(Path(getattr(node, key)) for key in DIRECTORIES),
-    ]
+    return [*(prefix / path for path in (MANIFEST, *files(prefix, ""))), *directories(prefix)]
 
 
-def _missing_directories(prefix: Path, keys: Sequence[str]) -> dict[Path, int]:
-    """The directories to be made and their modes, outer ones first; `keys`: those of node.toml that are wanted."""
-    node = node_settings(prefix)
-    own = {Path(getattr(node, key)): DIRECTORIES[key] for key in keys}
+def _missing_directories(prefix: Path, own: Mapping[Path, int]) -> dict[Path, int]:
+    """The directories to be made and their modes, outer ones first; `own`: those that a node keeps things in."""
     wanted = [*own, *((prefix / path).parent for path in (MANIFEST, *files(prefix, "")))]
     every = {path for place in wanted for path in (place, *place.parents) if path.is_relative_to(prefix)}
     return {path: own.get(path, 0o755) for path in sorted(every) if not path.exists()}

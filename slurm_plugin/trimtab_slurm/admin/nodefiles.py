@@ -21,8 +21,8 @@ HOOKS = {"Prolog": Path("etc/trimtab/prolog.d/trimtab"), "Epilog": Path("etc/tri
 """By their keys in slurm.conf."""
 UNIT = Path("usr/lib/systemd/system/trimtab-recover.service")
 TMPFILES = Path("usr/lib/tmpfiles.d/trimtab.conf")
-DIRECTORIES = {"state_directory": 0o755, "journal_directory": 0o700, "profile_root": 0o755}
-"""Those that a node keeps things in, by their keys in node.toml, with the modes that hooks make them with."""
+STATE = Path("run/trimtab")
+"""Which sampler belongs to which job."""
 
 _UNIT = """\
 [Unit]
@@ -43,7 +43,7 @@ WantedBy=multi-user.target
 """
 _TMPFILES = """\
 # Which sampler belongs to which job.
-d {state_directory} 0755 root root -
+d {state} 0755 root root -
 """
 _CONFIG = """\
 # trimtab on this node. Lines that are commented out say the defaults.
@@ -79,9 +79,9 @@ def files(prefix: Path, python: str) -> dict[Path, File]:
     texts = {
         CONFIG: config_text(node),
         UNIT: _UNIT.format(command=recover.replace("%", "%%").replace("$", "$$")),
-        TMPFILES: _TMPFILES.format(state_directory=node.state_directory),
+        TMPFILES: _TMPFILES.format(state=prefix / STATE),
     }
-    hooks = {path: hook_script(which.lower(), python, config) for which, path in HOOKS.items()}
+    hooks = {path: hook_script(which.lower(), python, config, prefix / STATE) for which, path in HOOKS.items()}
     return {
         **{path: File(text.encode(), 0o644) for path, text in texts.items()},
         **{path: File(text.encode(), 0o755) for path, text in hooks.items()},
@@ -91,8 +91,16 @@ def files(prefix: Path, python: str) -> dict[Path, File]:
 def node_settings(prefix: Path) -> NodeSettings:
     """The defaults, with everything that a node keeps below the prefix."""
     default = NodeSettings()
-    below: dict[str, Any] = {key: str(prefix / getattr(default, key).lstrip("/")) for key in DIRECTORIES}
+    below: dict[str, Any] = {
+        key: str(prefix / getattr(default, key).lstrip("/")) for key in ("journal_directory", "profile_root")
+    }
     return replace(default, **below)
+
+
+def directories(prefix: Path) -> dict[Path, int]:
+    """Those that a node keeps things in, with the modes that hooks make them with."""
+    node = node_settings(prefix)
+    return {prefix / STATE: 0o755, Path(node.journal_directory): 0o700, Path(node.profile_root): 0o755}
 
 
 def config_text(node: NodeSettings) -> str:

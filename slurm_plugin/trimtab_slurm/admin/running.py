@@ -31,8 +31,8 @@ class RunningJob:
             (self.state / sampler_record.NAME).unlink()
         with suppress(FileNotFoundError):
             self.state.rmdir()
-        if self.sampler:
-            self.sampler.stop()
+        if self.sampler and (process := self.sampler.open()) is not None:
+            sampler_record.stop(process)
 
 
 def jobs(state_directory: Path) -> list[RunningJob]:

@@ -73,6 +73,11 @@ class Places:
         return self.munge / "socket"
 
     @property
+    def samplers(self) -> Path:
+        """Which sampler belongs to which job."""
+        return self.directory / "run"
+
+    @property
     def profiles(self) -> Path:
         return self.directory / "profiles"
 
@@ -177,7 +182,6 @@ def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...]) ->
 def node_settings(spec: Spec, places: Places) -> NodeSettings:
     """What trimtab's hooks are told: everything below the sandbox, but profiles where they were asked for."""
     return NodeSettings(
-        state_directory=str(places.directory / "run"),
         journal_directory=str(places.directory / "journals"),
         profile_root=spec.profiles or str(places.profiles),
     )

@@ -174,7 +174,7 @@ class _Starting:
         (places.directory / "cgroup.conf").write_text(config.CGROUP_CONF)
         places.node_config.write_text(settings.render(config.node_settings(spec, places)))
         for which in ("prolog", "epilog"):
-            places.hook(which).write_text(hook_script(which, sys.executable, places.node_config))
+            places.hook(which).write_text(hook_script(which, sys.executable, places.node_config, places.samplers))
             places.hook(which).chmod(0o755)
 
     def _spawn(self, program: str, *arguments: str, name: str = "") -> None:
