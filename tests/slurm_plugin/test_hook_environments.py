@@ -19,6 +19,7 @@ from trimtab.sandbox import config, machine
 from trimtab.sandbox.config import Places
 from trimtab_slurm.gresconf import GresConfError, gres_list
 from trimtab_slurm.nodelist import expand_nodes
+from trimtab_slurm.profile import read as read_profile
 from trimtab_slurm.resolve import VARIABLES
 
 RECORDED = Path(__file__).parent / "data" / "resolve"
@@ -71,56 +72,75 @@ def test_a_prolog_sees_what_is_recorded(slurm_installed, box_directory):
         "Name=gpu File={}3 Cores=1\nName=gpu File={}[2,0] Cores=0\nName=gpu File={}1 Cores=1",
         "NodeName=n1 Name=gpu File={}3,{}1\nName=gpu File={}2\nNodeName=n1 Name=gpu File={}0",
         "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File={}[1,0,3,2]",
-        "Name=shard Count=4 File={}1\nName=gpu File={}[2,0]\nName=gpu File={}[3,1]\nName=mps Count=100",
+        "Name=shard Count=100 File={}1\nName=gpu File={}[2,0]\nName=gpu File={}[3,1]\nName=mps Count=100",
     ],
 )
-def test_slurmd_lists_gpus_in_the_order_of_files_that_is_read_from_gres_conf(slurm_installed, tmp_path, text):
+def test_slurmd_lists_gpus_in_the_order_of_files_that_is_read_from_gres_conf(slurmd_lists, tmp_path, text):
     text = text.replace("{}", f"{tmp_path}/nvidia")
-    assert gres_list(text, "n1").minors == slurmd_lists(tmp_path, text)
+    assert gres_list(text, "n1").minors == slurmd_lists(text)
 
 
 @pytest.mark.slurm
 @pytest.mark.parametrize(
     "text",
-    ["AutoDetect=nvml", "NodeName=n[1-2] AutoDetect=nvml", "AutoDetect=nvml\nName=gpu Type=sim\nName=shard Count=8"],
+    ["AutoDetect=nvml", "NodeName=n[1-2] AutoDetect=nvml", "AutoDetect=nvml\nName=gpu Type=sim\nName=shard Count=100"],
 )
-def test_slurmd_lists_gpus_in_the_drivers_order_where_it_asks_the_driver(slurm_installed, tmp_path, text):
+def test_slurmd_lists_gpus_in_the_drivers_order_where_it_asks_the_driver(slurmd_lists, text):
     assert gres_list(text, "n1").minors == ()
-    assert slurmd_lists(tmp_path, text, driver=(2, 0, 3, 1)) == (2, 0, 3, 1)
+    assert slurmd_lists(text, driver=(2, 0, 3, 1)) == (2, 0, 3, 1)
 
 
 @pytest.mark.slurm
-def test_slurmd_lists_gpus_of_several_types_in_the_order_of_slurm_conf(slurm_installed, tmp_path):
+def test_slurmd_lists_gpus_of_several_types_in_the_order_of_slurm_conf(slurmd_lists, tmp_path):
     text = f"Name=gpu Type=b File={tmp_path}/nvidia[0-1]\nName=gpu Type=a File={tmp_path}/nvidia[2-3]"
     with pytest.raises(GresConfError, match="several types"):
         gres_list(text, "n1")
-    assert slurmd_lists(tmp_path, text, gres="gpu:a:2,gpu:b:2") == (2, 3, 0, 1)
-    assert slurmd_lists(tmp_path, text, gres="gpu:b:2,gpu:a:2") == (0, 1, 2, 3)
+    assert slurmd_lists(text, gres="gpu:a:2,gpu:b:2") == (2, 3, 0, 1)
+    assert slurmd_lists(text, gres="gpu:b:2,gpu:a:2") == (0, 1, 2, 3)
 
 
-def slurmd_lists(directory, text, driver=(), gres="gpu:4"):
-    """Minor numbers of the GPUs, as a slurmd with this gres.conf lists them. `driver`: of those that a driver has."""
-    spec, places = boxes.Spec(nodes=1, gpus=4), Places(directory)
+@pytest.fixture
+def slurmd_lists(sandbox, tmp_path):
+    """A function: the minor numbers of the GPUs /nvidia0 to 3 below the path, as a slurmd with some gres.conf lists
+    them. `driver`: those that a driver has, in its order."""
+    places, munge = Places(tmp_path), Places(sandbox.directory).munge_socket
     for number in range(4):
-        if not places.gpu(number).exists():
-            machine.make_device(places.gpu(number), number)
-    (directory / "gres.conf").write_text(text + "\n")
-    if driver:
-        found = [fake_gpu(places.gpu(minor), place) for place, minor in enumerate(driver)]
-        (directory / "fake_gpus.conf").write_text("\n".join(sorted(found)) + "\n")
-    conf = config.slurm_conf(spec, places, "localhost", (10000, 10001))
-    others = "".join(f",{name}:{count}" for name, count in (("shard", 4), ("mps", 100)) if f"Name={name}" in text)
-    conf = conf.replace("Gres=gpu:sim:4", f"Gres={gres}{others}").replace("GresTypes=gpu", "GresTypes=gpu,shard,mps")
-    places.slurm_conf.write_text(conf)
-    said = subprocess.run(
-        [machine.find_binary("slurmd"), "-G", "-N", "n1"],
-        env={"SLURM_CONF": str(places.slurm_conf)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    files = re.findall(r"Name=gpu .*?File=(\S+)", said.stdout + said.stderr)
-    return tuple(int(name.rpartition("nvidia")[2]) for each in files for name in expand_nodes(each))
+        machine.make_device(places.gpu(number), number)
+
+    def listed(text, driver=(), gres="gpu:4"):
+        (tmp_path / "gres.conf").write_text(text + "\n")
+        if driver:
+            found = [fake_gpu(places.gpu(minor), place) for place, minor in enumerate(driver)]
+            (tmp_path / "fake_gpus.conf").write_text("\n".join(sorted(found)) + "\n")
+        conf = config.slurm_conf(boxes.Spec(nodes=1, gpus=4), places, "localhost", (10000, 10001))
+        others = "".join(f",{name}:100" for name in ("shard", "mps") if f"Name={name}" in text)
+        conf = conf.replace("Gres=gpu:sim:4", f"Gres={gres}{others}").replace("=gpu\n", "=gpu,shard,mps\n")
+        places.slurm_conf.write_text(conf.replace(str(places.munge_socket), str(munge)))
+        (tmp_path / "cgroup.conf").write_text(config.CGROUP_CONF)
+        command = [machine.find_binary("slurmd"), "-G", "-N", "n1"]
+        environment = {"SLURM_CONF": str(places.slurm_conf)}
+        said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        files = re.findall(r"Name=gpu .*?File=(\S+)", said.stdout + said.stderr)
+        return tuple(int(name.rpartition("nvidia")[2]) for each in files for name in expand_nodes(each))
+
+    return listed
+
+
+@pytest.mark.slurm
+def test_a_job_is_profiled_by_the_gpu_whose_file_it_holds(slurm_installed, box_directory, nvml_stub):
+    """Where the driver's order is another, and the job holds one of three."""
+    nvml_stub.script("gpu 0 GPU-a 1 - H\ngpu 1 GPU-b 0 - H\ngpu 2 GPU-c 2 - H\n")
+    box, _ = boxes.up(box_directory, boxes.Spec(nodes=1, gpus=3, cpus=2))
+    places = Places(box_directory)
+    settings = places.node_config.read_text()
+    places.node_config.write_text(settings.replace('library = ""', f'library = "{nvml_stub.library}"'))
+    job_id = submit(box, "n1", 1, "sleep 1")
+    deadline = time.monotonic() + 60
+    while not (found := list((places.profiles / "sandbox" / job_id).glob("*.h5"))):
+        assert time.monotonic() < deadline, "no profile within 60 s"
+        time.sleep(0.05)
+    (node,) = read_profile(found[0]).nodes
+    assert [device.uuid for device in node.devices] == ["GPU-b"]
 
 
 def slurm_version():
@@ -143,7 +163,7 @@ def record(directory):
         boxes.down(directory)
 
 
-def submit(box, node, gpus):
+def submit(box, node, gpus, script="exec sleep 300"):
     wanted = [f"--gres=gpu:{gpus}"] if gpus else []
     return subprocess.run(
         [
@@ -156,7 +176,7 @@ def submit(box, node, gpus):
             f"--nodelist={node}",
             *wanted,
         ],
-        input="#!/bin/sh\nexec sleep 300\n",
+        input=f"#!/bin/sh\n{script}\n",
         env=box.environment,
         capture_output=True,
         text=True,
