@@ -100,8 +100,11 @@ def _record(line: str) -> dict[str, str]:
         raise GresConfError(f"{line[:80]}: not understood")
     if kind == "name" and "autodetect" in record:
         raise GresConfError(f"{line[:80]}: AutoDetect= has no effect there")
-    if not {"autodetect", "name"} & record.keys() or (record.get("name", "").lower() == "gpu" != record["name"]):
+    if not {"autodetect", "name"} & record.keys():
         raise GresConfError(f"{line[:80]}: names no GRES")
+    name = record.get("name", "")
+    if name != "gpu" and name.lower() == "gpu":
+        raise GresConfError(f"{line[:80]}: slurmd knows gpu in small letters alone")
     return record
 
 

@@ -87,7 +87,7 @@ def test_where_it_does_not_the_order_is_that_of_the_files_as_written(text, minor
         ("AutoDetect=nvml\ninclude more.conf", "include more.conf: not understood"),
         ("Name=gpu File=/dev/nvidia0 File=/dev/nvidia1", "file= stands there twice"),
         ("Name=gpu File = ", "not understood"),
-        ("Name=GPU File=/dev/nvidia0", "names no GRES"),
+        ("Name=GPU File=/dev/nvidia0", "slurmd knows gpu in small letters alone"),
         ("NodeName=g2 File=/dev/nvidia0", "names no GRES"),
         ("File=/dev/nvidia0 Name=gpu", "not understood"),
         ("NodeName=g[1-2]x,g2 Name=gpu File=/dev/nvidia0", "not understood"),

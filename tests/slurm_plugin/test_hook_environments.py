@@ -69,6 +69,7 @@ def test_a_prolog_sees_what_is_recorded(slurm_installed, box_directory):
         "Name=gpu File={}2,{}0,{}3,{}1",
         "Name=gpu File={}[3,0-1,2]",
         'NodeName = n[1-2],x1  name = gpu \\\n file = "{}[2-3],{}[0-1]" # {}[0-3]',
+        "# \\\nName=gpu File={}2 # of {}[0-3] \\\nName=gpu File={}[1,0,3] \\ \n\n",
         "Name=gpu File={}3 Cores=1\nName=gpu File={}[2,0] Cores=0\nName=gpu File={}1 Cores=1",
         "NodeName=n1 Name=gpu File={}3,{}1\nName=gpu File={}2\nNodeName=n1 Name=gpu File={}0",
         "AutoDetect=nvml\nNodeName=n1 AutoDetect=off Name=gpu File={}[1,0,3,2]",

@@ -149,9 +149,10 @@ def _gpus(attempt: Attempt, ids: Sequence[str], nvml_library: str) -> Discovery:
 
 def _gpu_list(node: str) -> GpuList | None:
     """What the node's gres.conf proves: the one beside SLURM_CONF, which slurmd sets for its hooks."""
+    slurm_conf = os.environ.get("SLURM_CONF")
     try:
-        return gresconf.read(Path(os.environ["SLURM_CONF"]), node)
-    except (KeyError, GresConfError):
+        return gresconf.read(Path(slurm_conf), node) if slurm_conf else None
+    except GresConfError:
         return None  # `trimtab doctor` says why
 
 
