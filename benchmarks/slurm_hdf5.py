@@ -19,7 +19,7 @@ import h5py
 from trimtab import sandbox as boxes
 from trimtab.sandbox import config
 from trimtab.sandbox.config import Places
-from trimtab_slurm import collect, profile
+from trimtab_slurm import directories, profile
 
 TASKS = """\
 #!/bin/sh
@@ -88,7 +88,7 @@ def _run(sandbox: boxes.Sandbox, root: Path, seconds: float) -> int:
 
 def _ours(places: Places, job_id: int) -> Path:
     """The one file of the job, once the nodes have written it."""
-    directory = collect.job_directory(places.profiles, "sandbox", job_id)
+    directory = directories.job_directory(places.profiles, "sandbox", job_id)
     while not (found := list(directory.glob("[!.]*.h5"))):
         time.sleep(0.1)
     return found[0]

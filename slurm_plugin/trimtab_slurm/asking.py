@@ -47,6 +47,8 @@ class Outcome:
     name: str
     fault: str = ""
     """Why nothing came of it."""
+    identity: Identity | None = None
+    """Of the device that it concerns."""
     sample: Sample | None = None
     discovery: Discovery | None = None
 
@@ -174,9 +176,9 @@ def _ask_device(device: Device) -> Outcome:
             processes=None if reading.processes is None else dict(reading.processes),
             events=tuple(reading.events),
         )
-        return Outcome(identity.uuid, sample=sample)
+        return Outcome(identity.uuid, identity=identity, sample=sample)
     except Exception as error:  # noqa: BLE001  as above
-        return Outcome(identity.uuid, fault=_described(identity.uuid, error))
+        return Outcome(identity.uuid, fault=_described(identity.uuid, error), identity=identity)
 
 
 def _described(name: str, error: Exception) -> str:

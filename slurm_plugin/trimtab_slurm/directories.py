@@ -61,15 +61,21 @@ def make_job_directory(
     earlier job's, whose id has been used again: it is moved aside. Raises OSError.
     """
     root = open_own(profile_root, 0o755)
+    wanted = job_directory(profile_root, cluster, job_id)
     try:
         above = open_own_below(root, cluster, 0o755)
+        try:
+            _make_for_user(above, str(job_id), uid, gid, staff)
+        finally:
+            os.close(above)
+    except OSError as error:
+        if error.errno is None:
+            raise  # ours, in words
+        # By the whole name of what could not be made, not by that of something on the way.
+        raise OSError(error.errno, error.strerror, str(wanted)) from error
     finally:
         os.close(root)
-    try:
-        _make_for_user(above, str(job_id), uid, gid, staff)
-    finally:
-        os.close(above)
-    return job_directory(profile_root, cluster, job_id)
+    return wanted
 
 
 def _make_for_user(above: int, name: str, uid: int, gid: int, staff: int | None) -> None:

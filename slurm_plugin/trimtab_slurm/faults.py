@@ -7,7 +7,7 @@ from contextlib import suppress
 from types import TracebackType
 
 SYSLOG = "/dev/log"
-_WARNING = 3 << 3 | 4  # LOG_DAEMON | LOG_WARNING
+_WARNING, _INFO = 3 << 3 | 4, 3 << 3 | 6  # of the facility LOG_DAEMON
 _LONGEST_BYTES = 4096
 _who = ""
 
@@ -19,14 +19,24 @@ def introduce(who: str) -> None:
 
 
 def warn(text: str) -> None:
-    """Say something that an admin should see. Never waits, and never fails: syslog(3) would wait for a full queue."""
+    """Say something that an admin should see."""
+    _say(_WARNING, text)
+
+
+def tell(text: str) -> None:
+    """Say something that an admin may look for."""
+    _say(_INFO, text)
+
+
+def _say(priority: int, text: str) -> None:
+    """Never waits, and never fails: syslog(3) would wait for a full queue."""
     import socket  # late: there is hardly ever anything to say
 
     line = "".join(char if char.isprintable() else "?" for char in _who + text)
     stamp = time.strftime("%b %e %H:%M:%S")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as log, suppress(OSError):
         log.connect(SYSLOG)
-        log.send(f"<{_WARNING}>{stamp} trimtab[{os.getpid()}]: {line}".encode(errors="replace")[:_LONGEST_BYTES])
+        log.send(f"<{priority}>{stamp} trimtab[{os.getpid()}]: {line}".encode(errors="replace")[:_LONGEST_BYTES])
 
 
 def report_uncaught(who: str) -> None:

@@ -162,7 +162,9 @@ def _prolog(environment: Mapping[str, str], node: _Node) -> None:
     attempt, settings = attempts.from_hook(environment, time.time()), node.settings
     ids = resolve.held(attempt.gpu_variables)
     comment = environment.get("SLURM_JOB_COMMENT", "")
-    if settings.reason_to_skip(environment.get("SLURM_JOB_PARTITION", ""), None if ids is None else len(ids), comment):
+    partition = environment.get("SLURM_JOB_PARTITION", "")
+    if reason := settings.reason_to_skip(partition, None if ids is None else len(ids), comment):
+        faults.tell(f"the job is not profiled: {reason}")
         return
     state_path = node.state_directory / attempt.node / str(attempt.job_id)
     above = _node_directory(node.state_directory, attempt.node)

@@ -10,6 +10,7 @@ some 30 s, and that is what a power failure costs. Nothing asks it to hurry: on 
 that would be waited for by the sampler, and by the job.
 """
 
+import errno
 import fcntl
 import io
 import json
@@ -129,11 +130,17 @@ class Writer:
         self._write(_record(kind, payload))
 
     def _write(self, content: bytes) -> None:
+        """Raises OSError, which names the file."""
         before = os.fstat(self.descriptor).st_size
-        written = os.write(self.descriptor, content)
-        if written < len(content):  # the disk is full: what follows half a record could not be read
-            os.ftruncate(self.descriptor, before)
-            raise OSError(f"journal: only {written} of {len(content)} bytes could be written")
+        try:
+            written = os.write(self.descriptor, content)
+            if written < len(content):  # what follows half a record could not be read
+                os.ftruncate(self.descriptor, before)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise OSError(
+                error.errno, error.strerror, str(Path(f"/proc/self/fd/{self.descriptor}").readlink())
+            ) from error
 
 
 def create(

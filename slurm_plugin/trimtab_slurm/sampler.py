@@ -21,7 +21,7 @@ from pathlib import Path
 from trimtab_slurm import directories, faults, journal
 from trimtab_slurm.asking import Answer, Askers, Outcome, Question, Sample, ask_drivers, ask_source
 from trimtab_slurm.detach import KEPT_DESCRIPTOR
-from trimtab_slurm.devices import Discovery, discover
+from trimtab_slurm.devices import Discovery, Identity, discover
 from trimtab_slurm.injection import Injection
 from trimtab_slurm.settings import load_or_default
 
@@ -49,6 +49,8 @@ class Sampler:
         self._questions = [self._drivers]
         """What is asked in each round: which sources there are, then each of them."""
         self._records: dict[str, tuple[int, journal.DeviceRecord]] = {}
+        self._unread: set[str] = set()
+        """Devices that are there, and have given no figure yet."""
         self._processes: dict[int, dict[int, float]] = {}
         """Device number -> process id -> bytes, as last written."""
         self._faults: dict[str, str] = {}
@@ -125,8 +127,12 @@ class Sampler:
             while self._events:
                 self._writer.event(*self._events[0])
                 self._events.popleft()
+            for outcome in outcomes:
+                if outcome.identity and outcome.fault and outcome.identity.uuid not in self._records:
+                    self._introduce(outcome.identity, dict.fromkeys(outcome.identity.columns, outcome.fault))
+                    self._unread.add(outcome.identity.uuid)
             if samples:
-                numbers = [self._introduce(sample) for sample in samples]
+                numbers = [self._introduce(sample.identity, sample.absent) for sample in samples]
                 self._writer.samples(
                     [(number, sample.monotonic, sample.values) for number, sample in zip(numbers, samples, strict=True)]
                 )
@@ -150,9 +156,8 @@ class Sampler:
             self._faults[outcome.name] = outcome.fault
             self.note("fault", outcome.fault)
 
-    def _introduce(self, sample: Sample) -> int:
-        """Record a device at its first sample, and whenever it gives new reasons for what is absent; its number."""
-        identity = sample.identity
+    def _introduce(self, identity: Identity, absent: dict[str, str]) -> int:
+        """Record a device when it is first seen, and whenever there are new reasons for what is absent; its number."""
         number, known = self._records.get(identity.uuid, (len(self._records), None))
         if known is None:
             record = journal.DeviceRecord(
@@ -162,14 +167,17 @@ class Sampler:
                 identity.index,
                 identity.driver,
                 identity.columns,
-                sample.absent,
+                absent,
                 identity.pci,
                 identity.parent_uuid,
             )
-        elif sample.absent.keys() <= known.absent.keys():
+        elif identity.uuid in self._unread:
+            record = replace(known, absent=absent)
+            self._unread.remove(identity.uuid)
+        elif absent.keys() <= known.absent.keys():
             return number
         else:
-            record = replace(known, absent=known.absent | sample.absent)
+            record = replace(known, absent=known.absent | absent)
         self._writer.device(number, record)
         self._records[identity.uuid] = number, record
         return number

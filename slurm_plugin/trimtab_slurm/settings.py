@@ -46,6 +46,8 @@ class NodeSettings:
         for key in ("python", "nvml_library"):
             if getattr(self, key) and not Path(getattr(self, key)).is_absolute():
                 raise SettingsError(f"{key} = {json.dumps(getattr(self, key))}: must be an absolute path, or empty")
+        if set(self.opt_out) & set(" ,;\t\n"):
+            raise SettingsError(f"opt_out = {json.dumps(self.opt_out)}: must be one word, without blanks, commas and ;")
         if self.minimum_gpus < 0:
             raise SettingsError(f"minimum_gpus = {self.minimum_gpus}: must be 0 or more")
         if not 0.01 <= self.sampler_period_seconds <= 3600:
@@ -55,7 +57,7 @@ class NodeSettings:
 
     def reason_to_skip(self, partition: str, gpus: int | None, comment: str) -> str:
         """Why a job is not to be profiled on this node; empty where it is. `gpus`: held here, None: not known."""
-        if self.opt_out and self.opt_out in comment.split():
+        if self.opt_out and self.opt_out in comment.replace(",", " ").replace(";", " ").split():
             return f"its comment says {self.opt_out}"
         if self.partitions and partition not in self.partitions:
             return f"partition {partition} is not one of {', '.join(self.partitions)}"

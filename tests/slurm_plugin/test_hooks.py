@@ -446,7 +446,7 @@ def test_an_installation_that_python_cannot_compile_into_is_used_as_it_is(node, 
         ({"opt_out": ""}, "0", True),
     ],
 )
-def test_node_toml_says_which_jobs_are_profiled(node, change, gpus, profiled):
+def test_node_toml_says_which_jobs_are_profiled(node, syslog, change, gpus, profiled):
     node.config.write_text(render(dataclasses.replace(node.settings, **change)))
     for name in resolve.VARIABLES:
         node.environment.pop(name, None)
@@ -457,6 +457,8 @@ def test_node_toml_says_which_jobs_are_profiled(node, change, gpus, profiled):
     node.epilog()
     _until(lambda: node.processes() == [])
     assert (node.job / "parts").exists() == profiled
+    if not profiled:
+        syslog.said("prolog of job 2 on n1: the job is not profiled: ")
 
 
 def test_what_went_wrong_is_in_syslog_on_one_line(node, syslog):

@@ -101,6 +101,21 @@ def test_a_fault_is_said_when_it_begins_and_costs_its_own_sample_alone(writer):
     assert faults(writer) == ["a: GPU is lost", "a: KeyError: 'x'", "FakeSource: RuntimeError: library went away"]
 
 
+def test_a_device_that_never_gives_a_figure_is_recorded_with_the_reason(writer):
+    lost = FakeDevice(
+        "a", DeviceError("a: GPU is lost"), DeviceError("a: GPU is lost"), Reading({}, {"fan_ratio": "no fan"})
+    )
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(lost),), ()))
+    sampler.round(LIMIT_SECONDS)
+    sampler.round(LIMIT_SECONDS)
+    (device,) = journal.read(writer.descriptor).devices
+    assert (device.uuid, device.rows) == ("a", [])
+    assert device.absent == {"power_watts": "a: GPU is lost", "fan_ratio": "a: GPU is lost"}
+    sampler.round(LIMIT_SECONDS)  # from now on it is there, and other reasons count
+    (device,) = journal.read(writer.descriptor).devices
+    assert (len(device.rows), device.absent) == (1, {"fan_ratio": "no fan"})
+
+
 def test_a_source_that_hangs_holds_up_no_other_source(writer, hanging):
     """The first of them: the others are asked by another thread, in the same round."""
     others = [FakeSource(FakeDevice(uuid, Reading({}))) for uuid in "abc"]
@@ -284,8 +299,9 @@ def test_a_disk_that_is_full_for_a_time_loses_that_time_alone(writer, tmp_path, 
     threading.Timer(0.5, signal.pthread_kill, (threading.get_ident(), signal.SIGTERM)).start()
     assert sample_until_stopped(sampler, 0.1, tmp_path) == "SIGTERM"
     assert len(rows(writer)["a"]) >= 3
+    (path,) = (tmp_path / "journals").iterdir()
     assert faults(writer) == [
-        "journal: [Errno 28] No space left on device; samples are lost until it can be written to",
+        f"journal: [Errno 28] No space left on device: '{path}'; samples are lost until it can be written to",
         "journal: can be written to again",
     ]
 

@@ -35,6 +35,7 @@ def test_what_a_file_leaves_out_is_the_default(tmp_path):
         ("partitions = 'gpu'", "partitions = 'gpu': must be a list of texts in quotes"),
         ("partitions = ['gpu', 3]", "partitions = ['gpu', 3]: must be a list of texts in quotes"),
         ("minimum_gpus = 1.5", "minimum_gpus = 1.5: must be a whole number"),
+        ("opt_out = 'no profile'", 'opt_out = "no profile": must be one word'),
         ("minimum_gpus = -1", "minimum_gpus = -1: must be 0 or more"),
         ("= 3", "is not TOML"),
     ],
@@ -94,6 +95,7 @@ def test_a_privileged_process_takes_the_defaults_for_a_file_that_others_could_ha
         ("cpu", 2, "", "partition cpu is not one of gpu, big"),
         ("gpu", 1, "", "GPUs that it holds here: 1, of at least 2"),
         ("gpu", 8, "mine trimtab=off", "its comment says trimtab=off"),
+        ("gpu", 8, "mine,trimtab=off", "its comment says trimtab=off"),
         ("gpu", 8, "no-trimtab=off", ""),
     ],
 )
