@@ -116,18 +116,27 @@ def test_in_a_users_directory_root_writes_as_that_user_and_follows_no_trap(open_
     assert list(target.iterdir()) == []
 
 
-def test_a_profile_that_could_not_be_written_at_first_says_so_once_and_ends_when_the_attempt_did(left_behind):
+def test_a_profile_that_could_not_be_written_at_first_says_so_once_and_ends_when_the_attempt_did(
+    left_behind, monkeypatch
+):
     path, settings, root = left_behind
-    root.write_text("no directory")
-    for _ in range(3):
-        with pytest.raises(OSError, match="Not a directory"):
-            collect_journal(path, settings)
-    root.unlink()
+
+    def read_only(name, mode=0o777, *, dir_fd=None, mkdir=os.mkdir):
+        if str(name).startswith(".7-"):
+            raise OSError(30, "Read-only file system", name)
+        mkdir(name, mode, dir_fd=dir_fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "mkdir", read_only)
+        for _ in range(3):
+            with pytest.raises(OSError, match="Read-only file system"):
+                collect_journal(path, settings)
     assert collect_journal(path, settings)
     (part,) = (root / "lab/7/parts").iterdir()
     (node,) = read(part).nodes
     (fault,) = (event for event in node.events if event.kind == "fault")
-    assert fault.text.startswith("the profile could not be written at first: ")
+    where = f"[Errno 30] Read-only file system: '{root}/lab/7'"
+    assert fault.text == f"the profile could not be written at first: {where}"
     assert fault.time_seconds == node.end_seconds == node.devices[0].samples["time_seconds"][-1]
 
 
