@@ -51,6 +51,10 @@ def ask(run, tmp_path):
         ("SLURM_JOB_GPUS=0,1\n", "resolved", ["GPU-a", "GPU-b"]),
         ("\n  \nCUDA_VISIBLE_DEVICES=GPU-b\nSLURM_JOB_COMMENT=a=b\u2028c\r\nEMPTY=", "resolved", ["GPU-b"]),
         ("SLURM_JOB_GPUS=0", "unknown", []),
+        ("export SLURM_JOB_GPUS='0,1'\nexport UNSET\nexport EMPTY=\n", "resolved", ["GPU-a", "GPU-b"]),
+        ('declare -x SLURM_JOB_GPUS="0,1"\r\ndeclare -ix UNSET\r\n', "resolved", ["GPU-a", "GPU-b"]),
+        ("\ufeffexport SLURM_JOB_GPUS=0,1", "resolved", ["GPU-a", "GPU-b"]),
+        ('CUDA_VISIBLE_DEVICES="GPU-b"\r\nSLURM_JOB_COMMENT=\'tis "fine"', "resolved", ["GPU-b"]),
     ],
 )
 def test_resolve_answers_in_json(ask, environment, status, devices):
@@ -106,6 +110,13 @@ def test_resolve_refuses_a_gres_conf_of_nobody_or_of_nowhere(ask, tmp_path):
     [
         ("A=1\nSLURM_JOB_GPUS 0\n", "[]", "environment: line 2: 'SLURM_JOB_GPUS 0' is no KEY=VALUE; write one"),
         ("=1", "[]", "environment: line 1: '=1' is no KEY=VALUE"),
+        ("export SLURM_JOB_GPUS 0", "[]", "environment: line 1: 'export SLURM_JOB_GPUS 0' is no KEY=VALUE"),
+        ("exported SLURM_JOB_GPUS=0", "[]", "has 'exported SLURM_JOB_GPUS' for a variable's name; write KEY=VALUE"),
+        ("declare -r SLURM_JOB_GPUS=0", "[]", "has 'declare -r SLURM_JOB_GPUS' for a variable's name"),
+        ("BASH_FUNC_module%%=() {", "[]", "has 'BASH_FUNC_module%%' for a variable's name; write KEY=VALUE, or take"),
+        ('\ndeclare -x A="1\n2"', "[]", "environment: line 2: 'declare -x A=\"1' has a quotation that does not end"),
+        ("export A=1 SLURM_JOB_GPUS=0", "[]", "has more after the value; quote the value, or write one as `env`"),
+        (b"A=1\0SLURM_JOB_GPUS=0\0", "[]", "has NUL characters, as in /proc/PID/environ; make lines of it: tr "),
         (b"A=\xff", "[]", "environment: is no text in UTF-8"),
         ("", "", "inventory.json: is not JSON"),
         ("", "[" * 100_000, "inventory.json: is not JSON"),
@@ -128,6 +139,11 @@ def test_a_file_that_cannot_be_used_is_named_with_the_entry_and_the_way_out(ask,
     assert (result.exit_code, result.stdout) == (2, "")
     assert result.stderr.startswith("trimtab-node: ")
     assert complaint in result.stderr
+
+
+def test_an_inventory_may_begin_with_a_byte_order_mark_and_have_line_ends_of_another_system(ask):
+    result = ask("CUDA_VISIBLE_DEVICES=GPU-b", "\ufeff" + json.dumps(TWO, indent=1).replace("\n", "\r\n"))
+    assert (result.exit_code, result.stdout) == (0, "resolved: Slurm names them by uuid\nGPU-b\n")
 
 
 @pytest.mark.parametrize("missing", ["environment", "inventory.json"])

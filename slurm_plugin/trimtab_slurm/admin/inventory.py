@@ -1,6 +1,8 @@
 """The files of `trimtab-node resolve`: a hook's environment as lines of KEY=VALUE, a node's devices as JSON."""
 
 import json
+import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -9,25 +11,55 @@ from typing import Any
 from trimtab_slurm.gresconf import GpuList, gres_list
 from trimtab_slurm.resolve import InventoryDevice
 
+_DECLARATION = re.compile(r"(?:export|declare -[a-zA-Z]*x[a-zA-Z]*)\s+(?=[^=\s])")
+"""What `export -p` has before a name: of sh, and of bash, where there may be more letters."""
+
 
 class InventoryError(ValueError):
     """A file that cannot be used: names it, the entry, the reason, and the way out."""
 
 
 def read_environment(path: Path) -> dict[str, str]:
-    """The variables of a file, a line each, as `env` prints them; blank lines do not count, values may hold an =.
+    """The variables of a file, a line each, as `env` or a shell's `export -p` prints them.
 
-    Raises InventoryError.
+    Blank lines do not count, values may hold an =, and may be quoted as in a shell. Raises InventoryError.
     """
     environment = {}
     for number, line in enumerate(_read(path).split("\n"), 1):
-        name, equals, value = line.partition("=")
-        if not line.strip():
-            continue
-        if not equals or not name.strip():
-            raise InventoryError(f"{path}: line {number}: {line[:80]!r} is no KEY=VALUE; write one as `env` prints it")
-        environment[name.strip()] = value.rstrip("\r")
+        try:
+            environment.update(_variable(line.rstrip("\r").lstrip()))
+        except ValueError as error:
+            raise InventoryError(f"{path}: line {number}: {line[:80]!r} {error}") from error
     return environment
+
+
+def _variable(line: str) -> dict[str, str]:
+    """The variable of a line; none where it is blank, or declares one without a value. Raises ValueError: why not."""
+    declaration = _DECLARATION.match(line)
+    assignment = line[declaration.end() :] if declaration else line
+    name, equals, value = assignment.partition("=")
+    if not line or (declaration and not equals and name.isidentifier()):
+        return {}
+    if not equals or not name:
+        raise ValueError("is no KEY=VALUE; write one as `env` prints it")
+    if not (name.isidentifier() and name.isascii()):
+        raise ValueError(f"has {name[:80]!r} for a variable's name; write KEY=VALUE, or take the line out")
+    if "\0" in value:
+        raise ValueError("has NUL characters, as in /proc/PID/environ; make lines of it: tr '\\0' '\\n'")
+    return {name: _unquoted(value, must=declaration is not None)}
+
+
+def _unquoted(value: str, must: bool) -> str:
+    """A value as a shell reads it. `must`: a shell wrote it; else it may be meant as it is. Raises ValueError."""
+    try:
+        words = shlex.split(value)
+    except ValueError as error:
+        if must:
+            raise ValueError("has a quotation that does not end there; close it, or take the line out") from error
+        return value
+    if must and len(words) > 1:
+        raise ValueError("has more after the value; quote the value, or write one as `env` prints it")
+    return "".join(words) if must or (len(words) == 1 and value[0] == value[-1] and value[0] in "'\"") else value
 
 
 def read_inventory(path: Path) -> list[InventoryDevice]:
@@ -62,7 +94,7 @@ def to_json(devices: Sequence[InventoryDevice]) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors of other systems begin with a byte order mark
     except OSError as error:
         raise InventoryError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
