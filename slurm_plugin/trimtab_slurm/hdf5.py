@@ -82,13 +82,22 @@ def reading(path: Path) -> Iterator[Any]:
         os.close(descriptor)
 
 
+def has(group: Any, name: str) -> bool:
+    """Whether a group has a member of this name, be it a link: unlike `in`, this follows none."""
+    return bool(group.id.links.exists(name.encode()))
+
+
 def child(group: Any, name: str) -> Any:
     """A member of a group. Raises ValueError for a link, which could lead to any file that the reader may open."""
-    import h5py
-
-    if group.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
-        raise ValueError(f"{group.name}/{name} is a link")
+    _refuse_link(group, name)
     return group[name]
+
+
+def _refuse_link(group: Any, name: str) -> None:
+    from h5py import h5l
+
+    if group.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
+        raise ValueError(f"{group.name}/{name} is a link")
 
 
 def write_table(group: Any, table: Table, attributes: Mapping[str, Mapping[str, Any]] | None = None) -> None:
@@ -121,8 +130,10 @@ class Columns(Mapping[str, Column]):
         self._length: int | None = None
 
     def __getitem__(self, name: str) -> Column:
-        dataset = self._dataset(name)
-        if dataset is None:
+        from h5py import Dataset
+
+        dataset = child(self._group, name) if has(self._group, name) else None
+        if not isinstance(dataset, Dataset):
             raise KeyError(name)
         column = _read_column(dataset)
         if self._length not in (None, len(column)):
@@ -131,16 +142,15 @@ class Columns(Mapping[str, Column]):
         return column
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._group if self._dataset(name) is not None)
+        from h5py import h5o
+
+        for name in self._group:
+            _refuse_link(self._group, name)
+            if h5o.get_info(self._group.id, name.encode()).type == h5o.TYPE_DATASET:  # without opening it
+                yield name
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    def _dataset(self, name: str) -> Any:
-        import h5py
-
-        member = child(self._group, name) if name in self._group else None
-        return member if isinstance(member, h5py.Dataset) else None
 
 
 def read_table(group: Any) -> Table:

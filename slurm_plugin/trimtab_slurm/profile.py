@@ -38,7 +38,7 @@ from trimtab_slurm.contents import (
     TrainingProfile,
     coverage_ratio,
 )
-from trimtab_slurm.hdf5 import child, clean
+from trimtab_slurm.hdf5 import child, clean, has
 
 SCHEMA = 1
 _DEVICE_TEXTS = ("uuid", "kind", "model", "driver", "pci", "parent_uuid")
@@ -65,13 +65,13 @@ def opened(path: Path) -> Iterator[Profile]:
     """
     with _reading(path) as file:
         header = _read_header(file, path)
-        training = _read_training(child(file, "training")) if "training" in file else None
+        training = _read_training(child(file, "training")) if has(file, "training") else None
         nodes = child(file, "nodes")
         yield Profile(
             **header._fields(),
             nodes=tuple(_open_node(name, child(nodes, name)) for name in header.nodes),
             training=training,
-            events=_read_events(child(file, "events")) if "events" in file else (),
+            events=_read_events(child(file, "events")) if has(file, "events") else (),
         )
 
 
@@ -152,7 +152,7 @@ def _merge_node(nodes: Any, node: str, holders: Sequence[Path], left_out: dict[P
 def _merge_training(file: Any, part: Path, left_out: dict[Path, str]) -> bool:
     """Put a part's training into the file; False where it has none that can be used."""
     with _leaving_out(part, left_out), _reading(part) as source:
-        if "training" in source:
+        if has(source, "training"):
             group = child(source, "training")
             _read_training(group)
             source.copy(group, file, "training")
@@ -308,7 +308,7 @@ def _open_device(group: Any) -> DeviceProfile:
         index=int(group.attrs["index"]),
         samples=hdf5.Columns(group),
         absent=_Reasons(group),
-        processes=hdf5.Columns(child(group, "processes")) if "processes" in group else {},
+        processes=hdf5.Columns(child(group, "processes")) if has(group, "processes") else {},
     )
 
 
@@ -319,7 +319,7 @@ class _Reasons(Mapping[str, str]):
         self._group = group
 
     def __getitem__(self, name: str) -> str:
-        reason = child(self._group, name).attrs.get("absent") if name in self._group else None
+        reason = child(self._group, name).attrs.get("absent") if has(self._group, name) else None
         if reason is None:
             raise KeyError(name)
         return str(reason)

@@ -111,6 +111,16 @@ def test_a_column_of_an_opened_profile_is_read_when_it_is_asked_for(tmp_path, ma
         found.nodes[0].devices[0].samples["power_watts"]
 
 
+@pytest.mark.parametrize("link", [h5py.SoftLink("/nodes"), h5py.ExternalLink("other.h5", "/x")])
+def test_a_link_for_a_column_is_refused_and_not_followed(tmp_path, make_part, link):
+    write(tmp_path / "x.h5", make_part())
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file["nodes/n1/devices/gpu-a/fan_ratio"] = link
+    for ask in (lambda samples: samples.get("fan_ratio"), dict):
+        with pytest.raises(ProfileError, match=r"gpu-a/fan_ratio is a link"), opened(tmp_path / "x.h5") as found:
+            ask(found.nodes[0].devices[0].samples)
+
+
 def test_columns_of_different_lengths_are_refused(tmp_path, make_part):
     write(tmp_path / "x.h5", make_part())
     with h5py.File(tmp_path / "x.h5", "r+") as file:

@@ -96,6 +96,17 @@ def test_no_data_is_a_reason_and_not_a_number(profile):
     assert "no node left a record" in text
 
 
+def test_a_figure_that_is_not_there_says_why_and_one_of_throttling_by_what(profile):
+    samples = profile.nodes[0].devices[0].samples | {"throttle_reasons_bits": np.repeat([0.0, 4.0], 30)}
+    device = dataclasses.replace(profile.nodes[0].devices[0], kind="gpu", samples=samples)
+    node = dataclasses.replace(profile.nodes[0], devices=(device,))
+    cells = [
+        at.get("title") for tag, at in Elements(render(dataclasses.replace(profile, nodes=(node,)))).tags if tag == "td"
+    ]
+    assert "a processor's tasks have no power of their own" in cells
+    assert "50.0% power cap" in cells
+
+
 def test_a_chart_without_anything_to_draw_is_left_out(profiles, profile):
     def charts(shown):
         return {

@@ -279,6 +279,7 @@ def test_a_mig_instance_without_a_utilization_is_covered_by_its_samples(profile)
     (device,) = summarize(with_samples(profile, samples | figures, kind="mig")).devices
     assert (device.no_data, device.sm_active_mean_ratio) == ("no value in any sample", 0.25)
     assert (device.coverage_ratio, device.throttled_ratio, device.throttling) == (1.0, None, ())
+    assert device.absent == {"power_watts": "a processor's tasks have no power of their own"}
 
 
 def test_throttling_is_the_share_of_the_samples_that_know_of_it(profile):

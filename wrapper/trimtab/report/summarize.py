@@ -1,8 +1,6 @@
 """Profile -> Summary. Pure."""
 
 import json
-import math
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -11,12 +9,12 @@ import numpy as np
 from trimtab.balance.measure import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.advice import findings
-from trimtab.report.figures import device_name
+from trimtab.report.devices import device_warnings, devices
+from trimtab.report.gaps import median, most
 from trimtab.report.stages import Floats, Rows, StageMatrix, StepTimes, stage_matrix, step_times
 from trimtab.report.summary import (
     SCHEMA,
     Cost,
-    Device,
     Event,
     Imbalance,
     Outcome,
@@ -24,25 +22,10 @@ from trimtab.report.summary import (
     Stage,
     StepShares,
     Summary,
-    Throttling,
     Training,
 )
-from trimtab.report.wording import listed, percent, plural
-from trimtab_slurm.contents import DeviceProfile, NodeProfile, Profile, Table, TrainingProfile, coverage_ratio
-from trimtab_slurm.devices.nvml_events import CHOSEN_CLOCKS, POWER_CAP, reason_name
-
-_COLUMNS = (
-    "time_seconds",
-    "utilization_ratio",
-    "memory_used_bytes",
-    "sm_active_ratio",
-    "power_watts",
-    "throttle_reasons_bits",
-)
-LOW_COVERAGE_RATIO = 0.9
-"""Below this share of the expected samples, a device's figures are not those of the whole attempt."""
-THROTTLED_RATIO = 0.05
-"""From this share of a GPU's samples on it is said that it was throttled, unless by its power cap, as many are."""
+from trimtab.report.wording import listed, plural
+from trimtab_slurm.contents import Profile, TrainingProfile
 
 
 def summarize(profile: Profile) -> Summary:
@@ -59,7 +42,7 @@ def summarize(profile: Profile) -> Summary:
         duration_seconds=max(0.0, profile.end_seconds - profile.start_seconds),
         outcome=outcome(profile),
         training=_training(profile.training) if profile.training else None,
-        devices=_devices(profile, ranks),
+        devices=devices(profile, ranks),
         ranks=ranks,
         expected_nodes=profile.expected_nodes,
         missing_nodes=profile.missing_nodes,
@@ -118,8 +101,8 @@ def _training(training: TrainingProfile) -> Training:
         last_loss=float(loss[has_loss[-1]]) if len(has_loss) else None,
         last_loss_step=int(number[has_loss[-1]]) if len(has_loss) else None,
         tokens=int(np.nansum(tokens)),
-        tokens_per_second=_median(tokens[duration > 0] / duration[duration > 0]),
-        step_seconds=_median(duration),
+        tokens_per_second=median(tokens[duration > 0] / duration[duration > 0]),
+        step_seconds=median(duration),
         window_steps=len(window),
         own_model=bool(job["model"]["provider"]),
         virtual=virtual,
@@ -147,11 +130,11 @@ def _stages(
                 layers=str(layers.get(stage, "")),
                 embedding=stage == 0,
                 head=stage == pipeline - 1,
-                forward_seconds=_median(matrix.forward_seconds[window, column]),
-                backward_seconds=_median(matrix.backward_seconds[window, column]),
-                compute_seconds=_median(compute),
-                not_computing_ratio=_median(np.clip(1 - compute / duration_seconds[window], 0, 1)),
-                peak_memory_bytes=_most(np.asarray(table["peak_memory_bytes"], dtype=np.float64)[own]),
+                forward_seconds=median(matrix.forward_seconds[window, column]),
+                backward_seconds=median(matrix.backward_seconds[window, column]),
+                compute_seconds=median(compute),
+                not_computing_ratio=median(np.clip(1 - compute / duration_seconds[window], 0, 1)),
+                peak_memory_bytes=most(np.asarray(table["peak_memory_bytes"], dtype=np.float64)[own]),
             )
         )
     return tuple(stages)
@@ -195,72 +178,6 @@ def _ranks(training: TrainingProfile | None) -> tuple[Rank, ...]:
     return tuple(Rank(*row) for row in zip(*(table[key].tolist() for key in keys), strict=True))
 
 
-def _devices(profile: Profile, ranks: tuple[Rank, ...]) -> tuple[Device, ...]:
-    users: dict[str, list[int]] = defaultdict(list)
-    for rank in ranks:
-        users[rank.device].append(rank.rank)
-    recorded = [
-        _device(node, device, tuple(users.get(device.uuid, ()))) for node in profile.nodes for device in node.devices
-    ]
-    seen = {device.uuid for device in recorded}
-    present = {node.node for node in profile.nodes}
-    unseen = {rank.device: rank.node for rank in ranks if rank.device not in seen}
-    for uuid, node in unseen.items():
-        reason = "the node's recorder did not see it" if node in present else "the node left no record"
-        recorded.append(Device(node, uuid, "", "", None, tuple(users[uuid]), None, None, None, 0, None, reason))
-    places = {node: place for place, node in enumerate(profile.expected_nodes)}
-
-    def order(device: Device) -> tuple[int, str, tuple[int, ...], int]:
-        return places.get(device.node, len(places)), device.node, device.ranks or (1 << 30,), device.index or 0
-
-    return tuple(sorted(recorded, key=order))
-
-
-def _device(node: NodeProfile, device: DeviceProfile, ranks: tuple[int, ...]) -> Device:
-    # From a file, each look at a column reads it, and all columns of all devices may not fit into memory.
-    found = ((name, device.samples.get(name)) for name in _COLUMNS)
-    samples = {name: column for name, column in found if column is not None}
-    device = replace(device, samples=samples)
-    utilization = _figures(samples, "utilization_ratio")
-    known = int(np.isfinite(utilization).sum())
-    reason = "" if known else device.absent.get("utilization_ratio", "")
-    if not known and not reason:
-        period = f"{node.sampler_period_seconds:g} s"
-        reason = "no value in any sample" if len(utilization) else f"no sample; the sampling period is {period}"
-    covered = coverage_ratio(device, node, "utilization_ratio" if known else "time_seconds")
-    throttled, reasons = _throttling(_figures(samples, "throttle_reasons_bits"))
-    return Device(
-        node=node.node,
-        uuid=device.uuid,
-        kind=device.kind,
-        model=device.model,
-        index=device.index,
-        ranks=ranks,
-        utilization_mean_ratio=_mean(utilization),
-        utilization_max_ratio=_most(utilization),
-        memory_max_bytes=_most(_figures(samples, "memory_used_bytes")),
-        samples=len(utilization),
-        coverage_ratio=None if math.isnan(covered) else covered,
-        no_data=reason,
-        pci=device.pci,
-        sm_active_mean_ratio=_mean(_figures(samples, "sm_active_ratio")),
-        power_mean_watts=_mean(_figures(samples, "power_watts")),
-        throttled_ratio=throttled,
-        throttling=reasons,
-    )
-
-
-def _throttling(bits: Floats) -> tuple[float | None, tuple[Throttling, ...]]:
-    """The share of samples with any reason to throttle, and of those with each, the most frequent first."""
-    known = bits[(bits >= 0) & (bits < 1 << 32)]
-    if not len(known):
-        return None, ()
-    active = known.astype(np.int64) & ~CHOSEN_CLOCKS
-    shares = ((reason_name(1 << place), float((active >> place & 1).mean())) for place in range(32))
-    found = [Throttling(*share) for share in shares if share[1]]
-    return float((active != 0).mean()), tuple(sorted(found, key=lambda reason: -reason.ratio))
-
-
 def _events(profile: Profile) -> tuple[Event, ...]:
     events = [
         Event(event.time_seconds, node.node, event.kind, event.text) for node in profile.nodes for event in node.events
@@ -298,48 +215,4 @@ def _node_warnings(profile: Profile, summary: Summary) -> Iterator[str]:
     bare = [node.node for node in profile.nodes if not node.devices]
     if bare:
         yield f"no device was measured on {listed(bare)}; where a reason is known, it is among the events"
-    yield from _device_warnings(summary)
-
-
-def _device_warnings(summary: Summary) -> Iterator[str]:
-    covered = [(device.coverage_ratio, device) for device in summary.devices if device.coverage_ratio is not None]
-    if low := [each for each in covered if each[0] < LOW_COVERAGE_RATIO]:
-        ratio, least = min(low, key=lambda each: each[0])
-        yield (
-            f"{plural(len(low), 'device')} with less than {LOW_COVERAGE_RATIO:.0%} of the expected samples, the least "
-            f"{device_name(least)} on {least.node} with {percent(ratio)}"
-        )
-    slowed = [(each, device) for device in summary.devices for each in device.throttling if each.reason != POWER_CAP]
-    if often := [pair for pair in slowed if pair[0].ratio >= THROTTLED_RATIO]:
-        most, device = max(often, key=lambda pair: pair[0].ratio)
-        yield (
-            f"{plural(len({id(device) for _, device in often}), 'device')} throttled in at least "
-            f"{THROTTLED_RATIO:.0%} of the samples, the power cap aside, the most {device_name(device)} on "
-            f"{device.node} with {percent(most.ratio)}: {most.reason}"
-        )
-    if xids := [event for event in summary.events if event.kind == "xid"]:
-        nodes = list(dict.fromkeys(event.source for event in xids))
-        yield f"{plural(len(xids), 'XID error')} on {listed(nodes)}: see the events"
-
-
-def _figures(samples: Table, column: str) -> Floats:
-    """A column of figures; a device that does not give one has a column of NaN, or none."""
-    if column in samples:
-        return np.asarray(samples[column], dtype=np.float64)
-    return np.full(len(next(iter(samples.values()), ())), np.nan)
-
-
-def _finite(values: Floats) -> Floats:
-    return values[np.isfinite(values)]
-
-
-def _median(values: Floats) -> float | None:
-    return float(np.median(finite)) if len(finite := _finite(values)) else None
-
-
-def _mean(values: Floats) -> float | None:
-    return float(finite.mean()) if len(finite := _finite(values)) else None
-
-
-def _most(values: Floats) -> float | None:
-    return float(finite.max()) if len(finite := _finite(values)) else None
+    yield from device_warnings(summary)

@@ -5,7 +5,7 @@ A figure that was not measured is None. Ratios are fractions: 0.31 is 31 %. Time
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 SCHEMA = 1
 
@@ -151,6 +151,8 @@ class Device:
     """Samples with any reason to throttle over those that say whether there is one."""
     throttling: tuple[Throttling, ...] = ()
     """The reasons, the most frequent first."""
+    absent: dict[str, str] = field(default_factory=dict)
+    """Column of the profile -> why no sample has it; of those that these figures are made of."""
 
 
 @dataclass(frozen=True)
