@@ -103,6 +103,13 @@ def test_a_problem_is_an_exit_code_and_a_command(node):
     assert f"         mend: chmod 755 {node.hooks['Epilog']}\n" in done.stdout
 
 
+def test_a_slurm_conf_that_is_named_and_missing_is_refused(node):
+    node.slurm_conf.unlink()
+    done = node.run()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"trimtab: --slurm-conf {node.slurm_conf}: No such file or directory; give slurmd's")
+
+
 def test_nothing_installed_is_a_problem_with_the_command_that_installs(node):
     shutil.rmtree(node.prefix)
     done = node.run()

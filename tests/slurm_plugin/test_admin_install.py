@@ -246,9 +246,52 @@ def test_hooks_that_slurm_conf_runs_are_not_removed(prefix, open_path, how):
     assert not prefix.exists()
 
 
+@pytest.mark.parametrize("how", ["given", "environment"])
+@pytest.mark.parametrize("what", ["install", "uninstall"])
+def test_a_slurm_conf_that_is_named_and_missing_changes_nothing(prefix, open_path, what, how):
+    """Else a slip of the pen would remove hooks that slurm.conf still runs."""
+    if what == "uninstall":
+        install(prefix)
+    before = tree(open_path)
+    missing = open_path / "slurm.conf"
+    options = ["--slurm-conf", missing] if how == "given" else []
+    done = command(what, "--prefix", prefix, *options, environment={"SLURM_CONF": str(missing)})
+    assert (done.returncode, done.stdout) == (2, "")
+    source = "--slurm-conf" if how == "given" else "SLURM_CONF"
+    assert (
+        f"{source} {missing}: No such file or directory; give slurmd's with --slurm-conf, or /dev/null" in done.stderr
+    )
+    assert tree(open_path) == before
+
+
+@pytest.mark.parametrize("umask", [0o077, 0o000])
+def test_directories_on_the_way_to_the_prefix_are_made_and_removed_again(open_path, umask):
+    prefix = open_path / "a/b/node"
+    install(prefix, umask=umask)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (open_path / "a", open_path / "a/b", prefix)] == [0o755] * 3
+    install(prefix)
+    (open_path / "a/other").write_text("")
+    assert f"kept {open_path}/a, which is not empty" in uninstall(prefix)
+    assert tree(open_path).keys() == {"a", "a/other"}
+    (open_path / "a/other").unlink()
+    install(prefix)
+    uninstall(prefix)
+    assert tree(open_path).keys() == {"a"}  # it was there before
+
+
+@pytest.mark.parametrize("kind", ["directory", "fifo"])
+def test_a_node_toml_that_is_no_file_is_refused_without_waiting_for_it(prefix, kind):
+    (prefix / CONFIG).parent.mkdir(parents=True)
+    (prefix / CONFIG).mkdir() if kind == "directory" else os.mkfifo(prefix / CONFIG)
+    done = command("install", "--prefix", prefix)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{prefix / CONFIG} is no file; mv {prefix / CONFIG} {prefix / CONFIG}.old, and install again" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("poison", "message"),
     [
+        ("above", "names /usr, which is not above"),
         ("outside", "names ../x, which is not below"),
         ("absolute", "names /etc/passwd, which is not below"),
         ("owner", "says what to remove, and another user could have written it"),
@@ -263,6 +306,8 @@ def test_a_manifest_that_cannot_be_believed_removes_nothing(prefix, open_path, p
         os.chown(path, 4711, 4711)
     elif poison == "garbage":
         path.write_text("{")
+    elif poison == "above":
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"above": ["/usr"]}))
     else:
         manifest = json.loads(path.read_text())
         name = "../x" if poison == "outside" else "/etc/passwd"

@@ -1,5 +1,7 @@
 """slurm.conf as admins write it, and what to do there for the hooks to run."""
 
+from pathlib import Path
+
 import pytest
 
 from trimtab_slurm.admin import registration, slurmconf
@@ -57,13 +59,28 @@ def test_what_cannot_be_read_is_said(conf, tmp_path):
 
 def test_the_file_is_the_one_given_or_that_of_the_environment(tmp_path, monkeypatch):
     one, other = tmp_path / "one", tmp_path / "other"
-    monkeypatch.setenv("SLURM_CONF", str(other))
-    assert slurmconf.find(None) is None
-    other.write_text("")
-    assert slurmconf.find(None) == other
-    assert slurmconf.find(one) is None
     one.write_text("")
+    other.write_text("")
+    monkeypatch.setenv("SLURM_CONF", str(other))
+    monkeypatch.chdir(tmp_path)
+    assert slurmconf.find(None) == other
     assert slurmconf.find(one) == one
+    assert slurmconf.find(Path("one")) == one  # what is told to be done is done elsewhere
+    assert slurmconf.find(Path("/dev/null")) == Path("/dev/null")
+    monkeypatch.delenv("SLURM_CONF")
+    monkeypatch.setattr(slurmconf, "PLACES", (str(tmp_path / "nowhere"), str(other)))
+    assert slurmconf.find(None) == other
+    monkeypatch.setattr(slurmconf, "PLACES", (str(tmp_path / "nowhere"),))
+    assert slurmconf.find(None) is None
+
+
+def test_a_file_that_was_named_and_is_missing_is_refused(tmp_path, monkeypatch):
+    missing = tmp_path / "slurm.conf"
+    with pytest.raises(slurmconf.SlurmConfError, match=f"^--slurm-conf {missing}: No such file or directory; give"):
+        slurmconf.find(missing)
+    monkeypatch.setenv("SLURM_CONF", str(missing))
+    with pytest.raises(slurmconf.SlurmConfError, match=f"^SLURM_CONF {missing}: No such file .* /dev/null for none"):
+        slurmconf.find(None)
 
 
 def test_without_a_prolog_the_hook_gets_a_line_of_its_own(conf, hook):

@@ -267,8 +267,12 @@ def doctor(config: Path, slurm_conf: Path | None, as_json: bool) -> None:
     from dataclasses import asdict
 
     from trimtab_slurm.admin import doctor as node_doctor
+    from trimtab_slurm.admin import slurmconf
 
-    findings = node_doctor.examine(config.absolute(), slurm_conf)
+    try:
+        findings = node_doctor.examine(config.absolute(), slurmconf.find(slurm_conf))
+    except slurmconf.SlurmConfError as error:
+        _refuse(error)
     problems = sum(finding.level == node_doctor.PROBLEM for finding in findings)
     if as_json:
         click.echo(json.dumps({"problems": problems, "findings": [asdict(finding) for finding in findings]}, indent=1))

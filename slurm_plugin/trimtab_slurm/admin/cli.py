@@ -132,10 +132,10 @@ def install(prefix: Path, slurm_conf: Path | None) -> None:
     from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, UNIT
 
     try:
-        for line in installation.install(prefix, sys.executable):
-            click.echo(line)
         found = slurmconf.find(slurm_conf)
         conf = slurmconf.read(found) if found else None
+        for line in installation.install(prefix, sys.executable):
+            click.echo(line)
     except (installation.InstallError, slurmconf.SlurmConfError) as error:
         _refuse(error)
     at_home = prefix == Path("/")

@@ -67,7 +67,7 @@ class Hook:
 
 
 def examine(config: Path, slurm_conf: Path | None) -> list[Finding]:
-    """Look at everything, in the order in which to mend it. `slurm_conf`: as `slurmconf.find` takes it."""
+    """Look at everything, in the order in which to mend it. `slurm_conf`: as `slurmconf.find` returns it."""
     return list(_examine(config, slurm_conf))
 
 
@@ -80,8 +80,7 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     yield from check_config(config, settings, doubt)
     conf = None
     try:
-        if found := slurmconf.find(slurm_conf):
-            conf = slurmconf.read(found)
+        conf = slurmconf.read(slurm_conf) if slurm_conf else None
     except slurmconf.SlurmConfError as error:
         yield Finding("slurm.conf", PROBLEM, str(error))
     install = install_command(config)

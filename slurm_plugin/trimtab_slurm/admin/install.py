@@ -41,6 +41,8 @@ class Manifest:
     """Path -> SHA-256 of what was written."""
     directories: Sequence[str]
     """Those that were made, outer ones first."""
+    above: Sequence[str] = ()
+    """Absolute: those that were made on the way to the prefix, outer ones first."""
 
 
 def install(prefix: Path, python: str) -> Iterator[str]:
@@ -58,7 +60,8 @@ def install(prefix: Path, python: str) -> Iterator[str]:
     made = _missing_directories(prefix, own={} if kept else directories(prefix))  # else it says where what is kept
     manifest = Manifest(
         {**before.files, **{str(path): file.digest for path, file in wanted.items()}},
-        sorted({*before.directories, *(str(path.relative_to(prefix)) for path in made)}),
+        sorted({*before.directories, *(str(path.relative_to(prefix)) for path in made if path not in prefix.parents)}),
+        sorted({*before.above, *(str(path) for path in made if path in prefix.parents)}),
     )
     try:
         for path, mode in made.items():
@@ -99,7 +102,7 @@ def uninstall(prefix: Path, conf: SlurmConf | None) -> Iterator[str]:
             if name not in hooks:
                 yield from _remove(prefix / name, written)
         (prefix / MANIFEST).unlink()
-        for name in reversed(manifest.directories):
+        for name in (*reversed(manifest.directories), *reversed(manifest.above)):
             yield from _remove_directory(prefix / name)
     except OSError as error:
         raise InstallError(f"{error.filename or prefix}: {error.strerror}; run as root") from error
@@ -119,6 +122,9 @@ def read_manifest(prefix: Path) -> Manifest | None:
     for name in (*manifest.files, *manifest.directories):
         if Path(name).is_absolute() or ".." in Path(name).parts:
             raise InstallError(f"{path} names {name}, which is not below {prefix}; remove it, and install again")
+    for name in manifest.above:
+        if Path(name) not in prefix.parents:
+            raise InstallError(f"{path} names {name}, which is not above {prefix}; remove it, and install again")
     return manifest
 
 
@@ -168,8 +174,11 @@ def _check_python(python: str) -> None:
 
 def _changed_config(prefix: Path, wanted: File, before: Manifest) -> bool:
     """Whether there is a node.toml that is neither the one wanted nor the one that was written before."""
+    path = prefix / CONFIG
+    if path.exists() and not path.is_file():  # to read a FIFO would be to wait for ever
+        raise InstallError(f"{path} is no file; mv {path} {path}.old, and install again")
     try:
-        present = digest((prefix / CONFIG).read_bytes())
+        present = digest(path.read_bytes())
     except FileNotFoundError:
         return False
     return present not in (wanted.digest, before.files.get(str(CONFIG)))
@@ -183,7 +192,7 @@ def _targets(prefix: Path) -> list[Path]:
 def _missing_directories(prefix: Path, own: Mapping[Path, int]) -> dict[Path, int]:
     """The directories to be made and their modes, outer ones first; `own`: those that a node keeps things in."""
     wanted = [*own, *((prefix / path).parent for path in (MANIFEST, *files(prefix, "")))]
-    every = {path for place in wanted for path in (place, *place.parents) if path.is_relative_to(prefix)}
+    every = {path for place in wanted for path in (place, *place.parents)}
     return {path: own.get(path, 0o755) for path in sorted(every) if not path.exists()}
 
 

@@ -14,7 +14,7 @@ _PAIR = re.compile(r'([A-Za-z]\w*)\s*[-+*/]?=\s*("[^"]*"|[^\s"]+)')
 
 
 class SlurmConfError(ValueError):
-    """A slurm.conf that cannot be read: says which, and why."""
+    """A slurm.conf that is missing or cannot be read: says which, why, and the way out."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,21 @@ class SlurmConf:
 
 
 def find(given: Path | None) -> Path | None:
-    """The slurm.conf that is meant: the one given, SLURM_CONF's, or the first that exists; None where none does."""
+    """The slurm.conf that is meant: the one given, SLURM_CONF's, or the first that exists; None where none does.
+
+    Absolute. Raises SlurmConfError where the one given, or SLURM_CONF's, is missing: none is another answer than that.
+    """
+    source = "--slurm-conf"
     if given is None and (named := os.environ.get("SLURM_CONF")):
-        given = Path(named)
-    return next((path for path in ([given] if given else map(Path, PLACES)) if path.exists()), None)
+        source, given = "SLURM_CONF", Path(named)
+    if given is None:
+        return next((Path(place) for place in PLACES if os.access(place, os.F_OK)), None)
+    try:
+        given.stat()
+    except OSError as error:
+        way_out = "give slurmd's with --slurm-conf, or /dev/null for none"
+        raise SlurmConfError(f"{source} {given}: {error.strerror}; {way_out}") from error
+    return given.absolute()
 
 
 def read(path: Path) -> SlurmConf:
