@@ -85,14 +85,14 @@ def collect_locked(descriptor: int, path: Path, settings: NodeSettings | None) -
     path.unlink()
 
 
-def recover(settings: NodeSettings) -> list[Path]:
-    """Collect every journal whose sampler is gone; returns those that still could not be, with a line in syslog.
+def recover(settings: NodeSettings, job_id: int | None = None) -> list[Path]:
+    """Collect the journals, of one job or all, whose sampler is gone; returns those that still could not be.
 
     Raises OSError where another user could have put journals there.
     """
     directory = Path(settings.journal_directory)
     os.close(directories.open_own(directory, 0o700))
-    return _collect_all(journal.orphans(directory), settings)
+    return _collect_all(journal.orphans(directory, job_id), settings)
 
 
 def _destination(recorded: Journal, settings: NodeSettings | None) -> tuple[Path, str]:

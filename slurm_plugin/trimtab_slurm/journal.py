@@ -187,11 +187,10 @@ def lock(descriptor: int) -> bool:
     return True
 
 
-def orphans(directory: Path, job_id: int | None = None, node: str = "") -> list[Path]:
-    """Journals (of one job on a node, or all) that nobody holds: no sampler lives, and nobody is collecting them."""
+def orphans(directory: Path, job_id: int | None = None, node: str | None = None) -> list[Path]:
+    """Journals (of one job, on one node, or all) that nobody holds: no sampler lives, and nobody is collecting them."""
     found = []
-    pattern = f"*{SUFFIX}" if job_id is None else f"*.{job_id}.{node}.*{SUFFIX}"
-    for path in sorted(directory.glob(pattern)):
+    for path in sorted(directory.glob(f"*.{job_id or '*'}.{node or '*'}.*{SUFFIX}")):
         try:
             descriptor = open_existing(path)
         except OSError:

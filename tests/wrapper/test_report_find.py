@@ -3,13 +3,17 @@
 import dataclasses
 import json
 import os
+import tempfile
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from trimtab.cli import main
 from trimtab.report.find import ReportError, load
+from trimtab_slurm import journal
 from trimtab_slurm import profile as profile_file
+from trimtab_slurm.attempt import Attempt as NodeAttempt
 
 
 @pytest.fixture
@@ -167,17 +171,57 @@ def test_a_damaged_attempt_does_not_hide_the_others(root, profile):
     assert [one.state for one in found.summary.attempts] == ["damaged", "finished"]
 
 
+@pytest.fixture
+def open_root():
+    """A profile root that other users can enter, as they cannot pytest's own directories."""
+    with tempfile.TemporaryDirectory(prefix="trimtab-") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def give_away(directory):
+    for path in (directory, *directory.rglob("*")):
+        os.chown(path, 12345, 12345)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
-def test_nothing_is_written_into_another_users_directory(root, profile):
-    """What root writes where a user can could be led elsewhere by that user."""
-    leave_parts(root, profile)
-    directory = root / "lab/42"
-    os.chown(directory, 12345, 12345)
-    assert "nothing is recorded" in refused(42, "--profiles", root)
-    leave(root, profile, "20260528T202640Z.h5", merged=True)
-    before = sorted(directory.rglob("*"))
-    load("42", None, root)
-    assert sorted(directory.rglob("*")) == before
+def test_root_merges_another_users_parts_as_that_user(open_root, profile):
+    leave_parts(open_root, profile)
+    give_away(open_root / "lab/42")
+    (found,) = load("42", None, open_root)
+    assert found.file.stat().st_uid == 12345
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+def test_root_is_not_led_elsewhere_by_another_users_directory(open_root, profile):
+    leave_parts(open_root, profile)
+    give_away(open_root / "lab/42")
+    (open_root / "lab/42").rename(open_root / "elsewhere")
+    (open_root / "elsewhere").chmod(0o555)
+    (open_root / "lab/42").mkdir(mode=0o755)
+    (open_root / "lab/42/parts").symlink_to(open_root / "elsewhere/parts")
+    os.chown(open_root / "elsewhere", 0, 0)
+    os.chown(open_root / "lab/42", 12345, 12345)
+    before = sorted((open_root / "elsewhere").rglob("*"))
+    load("42", None, open_root)  # what the user may read, that user's own file may hold
+    assert sorted((open_root / "elsewhere").rglob("*")) == before
+    assert {path.lstat().st_uid for path in (open_root / "lab/42").glob("*.h5")} == {12345}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="journals are root's")
+def test_root_collects_what_a_dead_sampler_left_of_the_job(open_root, monkeypatch):
+    config = open_root / "node.toml"
+    config.write_text(f'profile_root = "{open_root}/profiles"\njournal_directory = "{open_root}/journals"\n')
+    monkeypatch.setenv("TRIMTAB_NODE_CONFIG", str(config))
+    for job_id in (42, 421):
+        attempt = NodeAttempt("lab", job_id, 1e9, "n1", "ann", 12345, 12345, 0, ("n1", "n2"), {})
+        _, writer = journal.create(open_root / "journals", attempt, 1.0)
+        os.close(writer.descriptor)
+    (found,) = load("42", None, None)
+    assert found.summary.missing_nodes == ("n2",)
+    assert found.file.stat().st_uid == 12345
+    (left,) = (open_root / "journals").iterdir()
+    assert left.name.startswith("lab.421.n1.")
 
 
 def test_profiles_are_found_where_node_toml_says(root, profile, tmp_path, monkeypatch):

@@ -11,9 +11,14 @@ OWN_ROOT = Path("trimtab-profiles")
 """Relative to the current directory, which a batch script has in common with its submission."""
 
 
+def node_config() -> Path:
+    """The node's node.toml, which need not be there."""
+    return Path(os.environ.get("TRIMTAB_NODE_CONFIG", NODE_CONFIG))
+
+
 def profile_roots() -> list[Path]:
     """Every directory that may hold profiles: the node's first, then the user's own."""
-    config = Path(os.environ.get("TRIMTAB_NODE_CONFIG", NODE_CONFIG))
+    config = node_config()
     node_settings = settings.load(config) if config.exists() else settings.NodeSettings()
     return [Path(node_settings.profile_root), OWN_ROOT.absolute()]
 

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from trimtab import places
 from trimtab.recorder import recover
 from trimtab.report.summarize import outcome, summarize
 from trimtab.report.summary import Attempt, Summary
-from trimtab_slurm import merging, profile
+from trimtab_slurm import collect, merging, profile, settings
 from trimtab_slurm.contents import Profile, ProfileError
 from trimtab_slurm.settings import SettingsError
 
@@ -70,6 +70,8 @@ def _files(job_id: int, profiles: Path | None) -> tuple[list[Path], list[Path]]:
         roots = [profiles] if profiles else places.profile_roots()
     except (SettingsError, OSError) as error:
         raise ReportError(f"cannot tell where profiles are: {error}; pass --profiles DIR") from error
+    if not profiles:
+        _recover_samples(job_id)
     by_cluster: dict[str, Path] = {}
     for root in roots:
         for directory in sorted(root.glob(f"*/{job_id}")):
@@ -100,11 +102,17 @@ def _restart_count(file: Path) -> int | None:
         return None
 
 
+def _recover_samples(job_id: int) -> None:
+    """As root, on a node of the job: collect what dead samplers have left behind. What cannot be, syslog names."""
+    if os.geteuid() == 0:
+        with suppress(SettingsError, OSError):  # no node, or none whose node.toml can be believed
+            collect.recover(settings.load_trusted(places.node_config()), job_id)
+
+
 def _merged(directory: Path) -> list[Path]:
-    """Of someone else's job what is merged already: a privileged process does not write where a user can."""
-    if directory.stat().st_uid != os.geteuid():
-        return merging.files(directory)
-    recover(directory)
+    """With what the wrapper left behind, of a job of one's own; root merges another's as that user."""
+    if directory.stat().st_uid == os.geteuid():
+        recover(directory)
     return merging.collect_job(directory)
 
 
