@@ -12,7 +12,8 @@
     disk@SECONDS                the journal's disk is full
 
 INDEX is a device's index in the profile: the driver's own, of a task its rank. SECONDS count from the sampler's start;
-a fault lasts until its end. Each is announced in the profile's events, which begin with "injected".
+a fault lasts until its end. Each is announced when the sampler starts, by an event that begins with "injected"; what
+follows from it reads as it would if it were real.
 """
 
 import errno
@@ -62,6 +63,13 @@ class Fault:
     seconds: float = 0.0
     delay: float = 0.0
 
+    @property
+    def announcement(self) -> str:
+        """As it was asked for, and on what it depends."""
+        if self.column:
+            return f"{self.text}, of devices that have it"
+        return self.text if self.index < 0 else f"{self.text}, if there is a device {self.index}"
+
 
 def parse(text: str) -> Fault:
     """A fault as it is written. Raises InjectionError."""
@@ -69,8 +77,23 @@ def parse(text: str) -> Fault:
         pattern = re.sub("|".join(_PLACES), lambda place: _PLACES[place[0]], form)
         if match := re.fullmatch(pattern, text, re.ASCII):
             types = {"index": int, "column": str, "seconds": float, "delay": float}
-            return Fault(text, kind, **{name: types[name](value) for name, value in match.groupdict().items()})
+            fault = Fault(text, kind, **{name: types[name](value) for name, value in match.groupdict().items()})
+            _check_column(fault)
+            return fault
     raise InjectionError(f"fault {text!r} is not known; choose from {', '.join(FORMS.values())}")
+
+
+def _check_column(fault: Fault) -> None:
+    """Raises InjectionError where no device has the column of a fault that has one."""
+    from trimtab_slurm.devices import cpu, figures  # hardly ever asked for
+
+    columns = {*figures.COLUMNS, *cpu.COLUMNS}
+    if fault.column and fault.column not in columns:
+        import difflib
+
+        close = difflib.get_close_matches(fault.column, columns, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"choose from {', '.join(sorted(columns))}"
+        raise InjectionError(f"fault {fault.text!r}: no device has {fault.column}; {hint}")
 
 
 class Injection:
@@ -85,7 +108,7 @@ class Injection:
         for text in filter(None, map(str.strip, texts)):
             try:
                 self._faults.append(parse(text))
-                self.announcements.append(f"injected: {text}")
+                self.announcements.append(f"injected: {self._faults[-1].announcement}")
             except InjectionError as error:
                 self.announcements.append(f"not injected: {error}")
 

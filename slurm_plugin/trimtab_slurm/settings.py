@@ -1,5 +1,6 @@
 """What an admin sets for the nodes: node.toml. Standard library only: the hooks read it."""
 
+import errno
 import json
 import os
 import stat
@@ -37,7 +38,9 @@ class NodeSettings:
     nvml_library: str = ""
     """Path of libnvidia-ml.so.1; empty: where the system finds it."""
     fault: str = ""
-    """A fault that the sampler makes up, to test a site: see docs/faults.md; empty: none."""
+    """Faults that the sampler makes up, to test a site, separated by commas: lost:INDEX@SECONDS (that device is lost,
+    so long after the start), hang:INDEX@SECONDS, slow:INDEX@SECONDS=DELAY, unsupported:COLUMN, driver, driver-hang,
+    die@SECONDS, disk@SECONDS; empty: none."""
 
     def __post_init__(self) -> None:
         for key in ("journal_directory", "profile_root"):
@@ -80,14 +83,22 @@ def load_trusted(path: Path) -> NodeSettings:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode) or status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            if not stat.S_ISREG(status.st_mode):
+                raise SettingsError(f"{path} is no file; move it away")
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
                 raise SettingsError(
                     f"{path} could have been written by another user (owner {status.st_uid}, mode "
                     f"{stat.S_IMODE(status.st_mode):04o}); chown it to root, and chmod go-w"
                 )
             return _parse(path, file.read())
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}") from error
+        linked = error.errno == errno.ELOOP
+        reason = (
+            "is a symbolic link, which root does not follow; put a copy there"
+            if linked
+            else f"cannot be read: {error.strerror}"
+        )
+        raise SettingsError(f"{path} {reason}") from error
 
 
 def load_or_default(path: Path) -> tuple[NodeSettings, str]:

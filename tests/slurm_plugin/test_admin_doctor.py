@@ -174,18 +174,18 @@ def test_a_python_that_cannot_start_is_said_with_its_reason(node, open_path, pyt
     assert problem.level == "problem"
     assert problem.text.startswith(f"{broken} cannot run it: ")
     assert reason in problem.text
-    (sampler,) = doctor.check_sampler_python(str(broken), ask(probe(str(broken), "modules")))
-    assert (sampler.level, sampler.mend) == ("problem", f"{broken} -m pip install trimtab")
+    (sampler,) = doctor.check_sampler_python(str(broken), ask(probe(str(broken), "modules")), "take another")
+    assert (sampler.level, sampler.mend) == ("problem", "take another")
     assert reason in sampler.text
 
 
 def test_a_module_that_is_missing_is_named_by_what_installs_it():
     answer = Answer(0, json.dumps({"numpy": "", "pynvml": "ModuleNotFoundError: No module named 'pynvml'"}), "", 0.1)
-    (problem,) = doctor.check_sampler_python("/opt/python", answer)
+    (problem,) = doctor.check_sampler_python("/opt/python", answer, "take another")
     assert problem.level == "problem"
     assert "cannot import pynvml: ModuleNotFoundError" in problem.text
     assert problem.mend == "/opt/python -m pip install --force-reinstall nvidia-ml-py"
-    (found,) = doctor.check_sampler_python(sys.executable, ask(probe(sys.executable, "modules")))
+    (found,) = doctor.check_sampler_python(sys.executable, ask(probe(sys.executable, "modules")), "take another")
     assert found == doctor.Finding("sampler", "ok", f"{sys.executable} has numpy, h5py, pynvml")
 
 
@@ -197,7 +197,17 @@ def test_a_module_that_is_missing_is_named_by_what_installs_it():
         (lambda config: os.chown(config, 4711, 0), "problem", "could have been written by another user (owner 4711"),
         (lambda config: config.write_text("profile_rot = '/p'"), "problem", "did you mean profile_root?"),
         (lambda config: config.write_text("staff_group = 'no-such-group'"), "problem", "this node has no such group"),
-        (lambda config: config.write_text("fault = 'hang'"), "warning", 'fault = "hang": samplers make up a fault'),
+        (
+            lambda config: config.write_text("fault = 'disk@5'"),
+            "warning",
+            "samplers make up a fault, as a test: disk@5",
+        ),
+        (
+            lambda config: config.write_text("fault = 'lost'"),
+            "problem",
+            "fault 'lost' is not known; choose from lost:INDEX@SECONDS, ",
+        ),
+        (lambda config: config.write_text("fault = 'unsupported:power_wats'"), "problem", "did you mean power_watts?"),
     ],
 )
 def test_a_node_toml_that_does_not_count_or_makes_no_sense_is_said(node, breaks, level, text):
@@ -212,13 +222,62 @@ def test_a_node_toml_that_does_not_count_or_makes_no_sense_is_said(node, breaks,
         assert levels(node.node_toml()) == ["ok"]
 
 
-def test_a_node_toml_that_is_a_link_is_told_to_be_a_file(node):
-    node.config.rename(node.config.with_name("real.toml"))
-    node.config.symlink_to("real.toml")
+def test_each_fault_of_several_is_judged_by_itself(node):
+    node.config.write_text("fault = 'lost:0@5, lots:0@5 ,driver'")
+    assert levels(node.node_toml()) == ["ok", "warning", "problem", "warning"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "directory", "fifo"])
+def test_a_node_toml_that_is_no_file_is_said_and_put_right(node, kind):
+    node.config.rename(real := node.config.with_name("real.toml"))
+    if kind == "directory":
+        node.config.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(node.config)
+    else:
+        node.config.symlink_to(real.name if kind == "link" else "nowhere")
     (problem,) = node.node_toml()
     assert problem.level == "problem"
+    linked = "is a symbolic link, which root does not follow; put a copy there"
+    reasons = {"directory": "cannot be read: Is a directory", "fifo": "is no file; move it away"}
+    assert problem.text == f"the defaults apply: {node.config} {reasons.get(kind, linked)}"
     mended(problem)
+    if kind != "link":
+        (warning,) = node.node_toml()
+        assert (warning.level, warning.mend) == ("warning", node.install)
+        list(install.install(node.prefix, sys.executable))
     assert levels(node.node_toml()) == ["ok"]
+
+
+def test_a_python_of_node_toml_that_is_none_is_one_problem_and_its_key_is_named(node, nvml_stub):
+    lines = f'python = "/nonexistent/python"\nnvml_library = "{nvml_stub.library}"\n'
+    node.config.write_text(node.config.read_text() + lines)
+    findings = doctor.examine(node.config, node.slurm_conf)
+    (problem,) = (finding for finding in findings if finding.level == "problem")
+    assert problem.text == "/nonexistent/python cannot run it: /nonexistent/python: No such file or directory"
+    assert problem.mend == f"in {node.config}, take python out, or set it to one that has trimtab"
+
+
+def test_a_python_without_trimtab_is_told_to_be_given_it_from_a_clone():
+    answer = Answer(1, "", "python: Error while finding module (No module named 'trimtab_slurm')", 0.1)
+    (problem,) = doctor.check_sampler_python("/opt/python", answer, "take another")
+    assert problem.mend == "in a clone of trimtab: /opt/python -m pip install .; or take another"
+
+
+def test_what_an_ordinary_user_cannot_see_is_no_problem(node, open_path):
+    """Its own interpreter may be out of its reach, where it was started before it gave up its rights."""
+    (open_path / "private").mkdir(mode=0o700)
+    code = (
+        "import os, sys; from pathlib import Path; from trimtab_slurm.admin import doctor; os.setuid(4711)\n"
+        "sys.executable = sys.argv[1]\n"
+        "for finding in doctor.examine(Path(sys.argv[2]), Path(sys.argv[3])): print(finding.level, finding.text)\n"
+    )
+    arguments = map(str, (open_path / "private/python", node.config, node.slurm_conf))
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "warning run by user 4711: what only root can see is not checked\n" in done.stdout
+    assert done.stdout.count(f"only root can run {open_path}/private/python\n") == 3
+    assert "problem" not in done.stdout
 
 
 @pytest.mark.parametrize("key", ["state directory", "journal_directory", "profile_root"])
@@ -307,7 +366,7 @@ def test_slurm_conf_that_does_not_run_a_hook_is_a_problem_with_the_line(node, tm
 
     problem, warning = checked()
     assert (problem.level, problem.text) == ("problem", f"Prolog= does not run {node.hooks['Prolog']}")
-    assert problem.mend.startswith(f"Prolog={node.hooks['Prolog']}  # in slurm.conf")
+    assert problem.mend == f"Prolog={node.hooks['Prolog']}  # in slurm.conf, once the hooks are on every node"
     assert (warning.level, warning.mend.split()[0]) == ("warning", "PrologFlags=Alloc")
     (tmp_path / "site").write_text("#!/bin/sh\n")
     problem, drains = checked(Prolog=str(tmp_path / "site"), PrologFlags="Alloc")
@@ -332,6 +391,11 @@ def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
     until(lambda: not job.is_sampled)
     warning, none = doctor.check_samplers(node.state)
     assert warning.text.startswith("job 2 on n1 has none: it has died")
+    os.utime(job.state, (0, 0))  # as if before the node was last started
+    warning, none = doctor.check_samplers(node.state)
+    assert warning.text == "job 2 on n1 ended with the node, when that went down; what its prolog noted is left"
+    mended(warning)
+    assert levels(doctor.check_samplers(node.state)) == ["ok"]
     assert (none.level, none.text) == ("ok", "0 running")
     journals = Path(node.settings.journal_directory)
     until(lambda: journal.orphans(journals))
@@ -345,6 +409,26 @@ def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
     mended(damaged)
     (ok,) = doctor.check_journals(journals, node.config)
     assert ok.level == "ok"
+
+
+def test_a_sampler_that_is_not_noted_any_more_is_no_dead_one(node):
+    environment = dict(
+        line.split("=", 1) for line in (Path(__file__).parent / "data/prolog-22.05.8.env").read_text().splitlines()
+    )
+    subprocess.run([node.hooks["Prolog"]], env=environment, check=True)
+    (job,) = running.jobs(node.state)
+    (job.state / "sampler.json").unlink()
+    until(lambda: running.recorders(job.state) == [job.sampler.pid])
+    os.utime(job.state, (0, 0))
+    warning, found = doctor.check_samplers(node.state)
+    assert (warning.level, warning.mend) == ("warning", "")
+    assert warning.text.startswith(f"job 2 on n1: {job.state}/sampler.json is gone: the epilog cannot tell its sampler")
+    assert (found.level, found.text) == ("ok", "1 running: job 2 on n1")
+    os.kill(job.sampler.pid, signal.SIGKILL)
+    until(lambda: not running.recorders(job.state))
+    os.utime(job.state)
+    warning, _ = doctor.check_samplers(node.state)
+    assert warning.text == "job 2 on n1 has none: its prolog noted none"
 
 
 @pytest.mark.parametrize(

@@ -524,7 +524,7 @@ def test_a_fault_that_node_toml_asks_for(row, gpus, syslog):
     row.configure(fault="lost:1@0.5")
     with row.job() as job:
         until(lambda: b"is lost" in row.journal(job).read_bytes())
-    assert row.faults(job) == ["injected: lost:1@0.5", "injected: GPU-1 is lost"]
+    assert row.faults(job) == ["injected: lost:1@0.5, if there is a device 1", "injected: GPU-1 is lost"]
     syslog.said(f"sampler of job {job} on n1: injected: GPU-1 is lost")
 
 

@@ -38,12 +38,23 @@ def test_a_fault_that_is_none_is_refused_with_those_there_are(text):
     assert all(form in str(caught.value) for form in FORMS.values())
 
 
+def test_a_figure_that_no_device_has_is_refused_with_those_that_are_meant():
+    with pytest.raises(
+        InjectionError, match=r"'unsupported:power_wats': no device has power_wats; did you mean power_w"
+    ):
+        parse("unsupported:power_wats")
+    with pytest.raises(
+        InjectionError, match=r"no device has zzz; choose from cpu_seconds, .*, written_bytes_per_second$"
+    ):
+        parse("unsupported:zzz")
+
+
 class FakeDevice:
     def __init__(self, index):
-        self.identity = Identity(f"gpu-{index}", "gpu", "H100", index, "fake", ("power_watts", "fan_ratio"))
+        self.identity = Identity(f"gpu-{index}", "gpu", "H100", index, "fake", ("power_watts", "sm_active_ratio"))
 
     def sample(self):
-        return Reading({"power_watts": 300.0, "fan_ratio": 0.5})
+        return Reading({"power_watts": 300.0, "sm_active_ratio": 0.5})
 
 
 class FakeSource:
@@ -90,8 +101,8 @@ def test_a_fault_begins_when_it_is_to():
 
 
 def test_a_figure_that_is_not_supported_is_absent_with_a_reason():
-    for device in devices("unsupported:fan_ratio", "unsupported:no_such_count"):
-        assert device.sample() == Reading({"power_watts": 300.0}, {"fan_ratio": "injected: not supported"})
+    for device in devices("unsupported:sm_active_ratio", "unsupported:process_count"):
+        assert device.sample() == Reading({"power_watts": 300.0}, {"sm_active_ratio": "injected: not supported"})
 
 
 def test_a_driver_that_cannot_be_used_gives_no_sources():
@@ -99,10 +110,12 @@ def test_a_driver_that_cannot_be_used_gives_no_sources():
         Injection(["driver"]).discover(lambda: FOUND)()
 
 
-def test_what_is_no_fault_is_said_and_left_out():
-    first, second = Injection(["lost:0@5", "lots:0@5"]).announcements
-    assert first == "injected: lost:0@5"
-    assert second.startswith("not injected: fault 'lots:0@5' is not known; choose from lost:INDEX@SECONDS, ")
+def test_a_fault_is_announced_with_its_condition_and_what_is_none_is_left_out():
+    lost, figure, disk, none = Injection(["lost:0@5", "unsupported:power_watts", "disk@5", "lots:0@5"]).announcements
+    assert lost == "injected: lost:0@5, if there is a device 0"
+    assert figure == "injected: unsupported:power_watts, of devices that have it"
+    assert disk == "injected: disk@5"
+    assert none.startswith("not injected: fault 'lots:0@5' is not known; choose from lost:INDEX@SECONDS, ")
 
 
 def test_a_task_is_lost_by_its_rank_and_others_go_on(start_sampler, start_task, until, syslog):
@@ -117,8 +130,8 @@ def test_a_task_is_lost_by_its_rank_and_others_go_on(start_sampler, start_task, 
     assert sampler.wait() == 0
     assert [event.text.partition(";")[0] for event in node.events if event.kind == "fault"] == [
         "not injected: fault 'bad' is not known",
-        "injected: lost:1@0.3",
-        "injected: unsupported:memory_used_bytes",
+        "injected: lost:1@0.3, if there is a device 1",
+        "injected: unsupported:memory_used_bytes, of devices that have it",
         "injected: cpu-n1-task1 is lost",
     ]
     kept, lost = node.devices

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from trimtab_slurm import gresconf, journal
+from trimtab_slurm import gresconf, injection, journal, sampler_record
 from trimtab_slurm.admin import registration, running, slurmconf, trust
 from trimtab_slurm.admin.answers import Answer, ask, probe
 from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, STATE
@@ -90,22 +90,27 @@ def _examine(config: Path, slurm_conf: Path | None) -> Iterator[Finding]:
     prolog = read_hook(hooks["Prolog"])
     python = settings.python or (prolog.python if prolog else sys.executable)
     if _only_root_runs(python):
-        yield _for_root("sampler", f"run {python}")
+        sampler = [_for_root("sampler", f"run {python}")]
     else:
-        yield from check_sampler_python(python, ask(probe(python, "modules")))
+        otherwise = f"in {config}, take python out, or set it to one that has trimtab" if settings.python else install
+        sampler = list(check_sampler_python(python, ask(probe(python, "modules")), otherwise))
+    yield from sampler
     state_directory = prolog.state_directory if prolog else Path("/") / STATE
     for key, path in (
         (STATE_CHECK, state_directory),
         ("journal_directory", Path(settings.journal_directory)),
         ("profile_root", Path(settings.profile_root)),
     ):
+        if _only_root_runs(sys.executable):  # it may have been started before it gave up its rights
+            yield _for_root(key, f"run {sys.executable}")
+            continue
         answer = ask(probe(sys.executable, "directory", path, "gives" if key == "profile_root" else ""))
         yield check_directory(key, path, answer)
     yield from check_slurm_conf(conf, hooks)
     yield from check_samplers(state_directory)
     yield from check_journals(Path(settings.journal_directory), config)
     for name, label, *arguments in (("nvml", "NVML", settings.nvml_library), ("amd", "AMD SMI")):
-        if not _only_root_runs(python):
+        if all(finding.level == OK for finding in sampler):  # else the drivers would have the same trouble once more
             answer = ask(probe(python, "driver", name, *arguments))
             yield from check_driver(label, any(arguments), answer)
             yield from check_gres_conf(conf, answer)
@@ -147,8 +152,10 @@ def check_config(config: Path, settings: NodeSettings, doubt: str) -> Iterator[F
         yield Finding("node.toml", WARNING, f"{config} does not exist: the defaults apply", install_command(config))
     elif doubt:
         name = shlex.quote(str(config))
-        if config.is_symlink():
+        if config.is_symlink() and config.is_file():
             mend = f"cp --remove-destination {shlex.quote(os.path.realpath(config))} {name}"
+        elif not config.is_file():
+            mend = f"mv {name} {name}.old"
         elif trust.opening(config):
             mend = f"chown root:root {name} && chmod 644 {name}"
         else:
@@ -156,9 +163,12 @@ def check_config(config: Path, settings: NodeSettings, doubt: str) -> Iterator[F
         yield Finding("node.toml", PROBLEM, doubt, mend)
     else:
         yield Finding("node.toml", OK, str(config))
-    if settings.fault:
-        text = f"fault = {json.dumps(settings.fault)}: samplers make up a fault, as a test"
-        yield Finding("node.toml", WARNING, text, f"take it out of {config}")
+    for fault in filter(None, map(str.strip, settings.fault.split(","))):
+        try:
+            text = f"samplers make up a fault, as a test: {injection.parse(fault).announcement}"
+            yield Finding("node.toml", WARNING, text, f"take it out of {config}")
+        except injection.InjectionError as error:
+            yield Finding("node.toml", PROBLEM, str(error), f"edit {config}")
     if settings.staff_group:
         try:
             grp.getgrnam(settings.staff_group)
@@ -203,11 +213,16 @@ def check_hook(which: str, path: Path, config: Path, install: str) -> Iterator[F
         yield Finding(name, OK, text)
 
 
-def check_sampler_python(python: str, answer: Answer) -> Iterator[Finding]:
-    """Whether sampler and collector find what they need. `answer`: of the probe `modules`."""
+def check_sampler_python(python: str, answer: Answer, otherwise: str) -> Iterator[Finding]:
+    """Whether sampler and collector find what they need. `answer`: of the probe `modules`.
+
+    `otherwise`: how to have another interpreter run them.
+    """
     pip = f"{shlex.quote(python)} -m pip install"
     if answer.code != 0:
-        yield Finding("sampler", PROBLEM, f"{python} cannot run it: {answer.reason}", f"{pip} trimtab")
+        lacks = "No module named 'trimtab_slurm'" in answer.reason
+        mend = f"in a clone of trimtab: {pip} .; or {otherwise}" if lacks else otherwise
+        yield Finding("sampler", PROBLEM, f"{python} cannot run it: {answer.reason}", mend)
         return
     broken = {name: reason for name, reason in answer.values.items() if reason}
     for name, reason in broken.items():
@@ -267,7 +282,8 @@ def check_slurm_conf(conf: SlurmConf | None, hooks: Mapping[str, Path]) -> Itera
         else:
             steps = [step for step in registration.steps(conf, which, hook) if not step.startswith("#")]
             explained = registration.steps(conf, which, hook)[0].removeprefix("# ")
-            yield Finding("slurm.conf", PROBLEM, f"{which}= does not run {hook}", f"{steps[0]}  # {explained}")
+            mend = f"{steps[0]}  # {explained.removesuffix(':')}"
+            yield Finding("slurm.conf", PROBLEM, f"{which}= does not run {hook}", mend)
         for text, mend in registration.draining(conf, which):
             yield Finding("slurm.conf", PROBLEM, f"{text}: slurmd drains the node at its next job", mend)
     if line := registration.flags_line(conf):
@@ -286,9 +302,20 @@ def check_samplers(state_directory: Path) -> Iterator[Finding]:
         return
     sampled = [job for job in found if job.is_sampled]
     for job in found:
-        if job not in sampled:
-            text = f"job {job.job_id} on {job.node} has none: it has died, and what it wrote waits for the epilog"
-            yield Finding("samplers", WARNING, text, "see why: journalctl -t trimtab")
+        name, why = f"job {job.job_id} on {job.node}", "see why: journalctl -t trimtab"
+        if job in sampled and not job.sampler:
+            text = f"{name}: {job.state / sampler_record.NAME} is gone: the epilog cannot tell its sampler to stop"
+            yield Finding("samplers", WARNING, f"{text}, which then ends by itself")
+        elif job in sampled:
+            continue
+        elif job.is_of_earlier_boot:
+            text = f"{name} ended with the node, when that went down; what its prolog noted is left"
+            yield Finding("samplers", WARNING, text, f"rm -r {shlex.quote(str(job.state))}")
+        elif job.sampler:
+            text = f"{name} has none: it has died, and what it wrote waits for the epilog"
+            yield Finding("samplers", WARNING, text, why)
+        else:
+            yield Finding("samplers", WARNING, f"{name} has none: its prolog noted none", why)
     names = ", ".join(f"{job.job_id} on {job.node}" for job in sampled)
     yield Finding("samplers", OK, f"{len(sampled)} running" + (f": job {names}" if names else ""))
 
