@@ -85,8 +85,8 @@ def collect_locked(descriptor: int, path: Path, settings: NodeSettings | None) -
     path.unlink()
 
 
-def recover(settings: NodeSettings, job_id: int | None = None) -> list[Path]:
-    """Collect the journals, of one job or all, whose sampler is gone; returns those that still could not be.
+def recover(settings: NodeSettings, job_id: int | None = None) -> list[tuple[Path, str]]:
+    """Collect the journals, of one job or all, whose sampler is gone; returns those that still could not be, and why.
 
     Raises OSError where another user could have put journals there.
     """
@@ -102,7 +102,7 @@ def _destination(recorded: Journal, settings: NodeSettings | None) -> tuple[Path
     return Path(recorded.profile_root or NodeSettings().profile_root), recorded.staff_group
 
 
-def _collect_all(journals: Sequence[Path], settings: NodeSettings | None) -> list[Path]:
+def _collect_all(journals: Sequence[Path], settings: NodeSettings | None) -> list[tuple[Path, str]]:
     failed = []
     for path in journals:
         faults.introduce("collector")
@@ -110,7 +110,7 @@ def _collect_all(journals: Sequence[Path], settings: NodeSettings | None) -> lis
             collect_journal(path, settings)
         except OSError as error:
             faults.warn(faults.describe(error))
-            failed.append(path)
+            failed.append((path, str(error)))
     return failed
 
 
@@ -159,8 +159,9 @@ def _device_profile(record: DeviceRecord) -> DeviceProfile:
 
 
 def _column(name: str, values: npt.NDArray[np.float64]) -> Column:
-    """A ratio in 24 bits is finer than any that a driver measures, and half as long."""
-    return values.astype(np.float32) if units(name, "f") == "ratio" else np.ascontiguousarray(values)
+    """A ratio in 24 bits is finer than any that a driver measures, and half as long. The rest is not copied: a job of a
+    week has a gigabyte of it."""
+    return values.astype(np.float32) if units(name, "f") == "ratio" else values
 
 
 def _process_table(record: DeviceRecord) -> Table:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import stat
 import subprocess
 import sys
 import tomllib
@@ -214,7 +215,32 @@ def test_recover_names_what_could_not_be_recovered(run, node):
     node.leave_journal(8)
     result = run("recover", "--config", node.config)
     assert (result.exit_code, result.stdout) == (1, "recovered: 1 of 2 journals\n")
-    assert result.stderr == f"trimtab-node: {damaged} could not be; syslog says why\n"
+    why = f"{damaged} cannot be used, and is kept as .damaged: cut off"
+    assert result.stderr.startswith(f"trimtab-node: {damaged} could not be: {why}")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="journals are root's")
+def test_recover_tells_an_ordinary_user_to_be_root(node):
+    node.leave_journal(7)
+    code = (
+        "import os, sys; from trimtab_slurm import collect; from trimtab_slurm.admin.cli import main\n"
+        "os.setuid(4711); main(['recover', '--config', sys.argv[1]])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, node.config], capture_output=True, text=True, timeout=60)
+    complaint = f"trimtab-node: {node.settings.journal_directory} is root's: run as root\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", complaint)
+
+
+def test_recover_lets_others_come_to_their_profiles_whatever_the_umask(node, open_path):
+    """Where the profile root and what is above it are still to be made."""
+    root = open_path / "a/b/profiles"
+    node.config.write_text(render(dataclasses.replace(node.settings, profile_root=str(root))))
+    node.leave_journal(7)
+    command = [sys.executable, "-m", "trimtab_slurm.admin.cli", "recover", "--config", node.config]
+    done = subprocess.run(command, capture_output=True, text=True, umask=0o077, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "recovered: 1 of 1 journals\n", "")
+    for path in (root, root.parent, root.parent.parent, root / "lab"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o755
 
 
 @pytest.mark.parametrize(

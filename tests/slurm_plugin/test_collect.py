@@ -92,7 +92,8 @@ def test_what_is_no_journal_is_put_aside(left_behind):
 def test_recovery_collects_every_orphan_and_keeps_what_fails(left_behind, monkeypatch):
     path, settings, root = left_behind
     root.write_text("no directory")
-    assert recover(settings) == [path]
+    ((failed, reason),) = recover(settings)
+    assert (failed, reason) == (path, f"[Errno 20] Not a directory: '{root}'")
     assert path.exists()
     root.unlink()
     assert recover(settings) == []

@@ -1,6 +1,7 @@
 """The `trimtab-node` command line, for admins. Thin: parse, call, print."""
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -95,15 +96,18 @@ def recover(config: Path) -> None:
     from trimtab_slurm import collect, journal
     from trimtab_slurm.settings import SettingsError, load_trusted
 
+    os.umask(0o022)  # others must come to what is made on the way to their profiles
     try:
         settings = load_trusted(config)
         found = journal.orphans(Path(settings.journal_directory))
         failed = collect.recover(settings)
     except (SettingsError, OSError) as error:
+        if isinstance(error, PermissionError) and os.geteuid() != 0:
+            error = PermissionError(f"{settings.journal_directory} is root's: run as root")
         _refuse(error)
     click.echo(f"recovered: {len(found) - len(failed)} of {len(found)} journals")
-    for path in failed:
-        click.echo(f"trimtab-node: {path} could not be; syslog says why", err=True)
+    for path, reason in failed:
+        click.echo(f"trimtab-node: {path} could not be: {reason}", err=True)
     sys.exit(1 if failed else 0)
 
 
