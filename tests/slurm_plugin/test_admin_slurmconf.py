@@ -66,7 +66,7 @@ def test_the_file_is_the_one_given_or_that_of_the_environment(tmp_path, monkeypa
     assert slurmconf.find(None) == other
     assert slurmconf.find(one) == one
     assert slurmconf.find(Path("one")) == one  # what is told to be done is done elsewhere
-    assert slurmconf.find(Path("/dev/null")) == Path("/dev/null")
+    assert slurmconf.find(Path("/dev/null")) is None
     monkeypatch.delenv("SLURM_CONF")
     monkeypatch.setattr(slurmconf, "PLACES", (str(tmp_path / "nowhere"), str(other)))
     assert slurmconf.find(None) == other

@@ -1,13 +1,16 @@
 """Faults that are made up: how they are asked for, what they do to fakes, and to a real sampler."""
 
 import os
+import re
 import signal
 
 import pytest
 
 from trimtab_slurm import journal
+from trimtab_slurm.admin.nodefiles import config_text
 from trimtab_slurm.devices import DeviceError, Discovery, Identity, Reading
 from trimtab_slurm.injection import FORMS, Fault, Injection, InjectionError, parse
+from trimtab_slurm.settings import NodeSettings
 
 
 @pytest.mark.parametrize(
@@ -47,6 +50,11 @@ def test_a_figure_that_no_device_has_is_refused_with_those_that_are_meant():
         InjectionError, match=r"no device has zzz; choose from cpu_seconds, .*, written_bytes_per_second$"
     ):
         parse("unsupported:zzz")
+
+
+def test_node_toml_says_how_a_fault_is_written():
+    explained = config_text(NodeSettings()).replace("\n# ", " ")
+    assert all(re.search(rf"\b{form}[ ,;]", explained) for form in FORMS.values())
 
 
 class FakeDevice:

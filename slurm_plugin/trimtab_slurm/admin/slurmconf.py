@@ -41,7 +41,7 @@ class SlurmConf:
 
 
 def find(given: Path | None) -> Path | None:
-    """The slurm.conf that is meant: the one given, SLURM_CONF's, or the first that exists; None where none does.
+    """The slurm.conf that is meant: the one given, SLURM_CONF's, or the first that exists; None: none, or /dev/null.
 
     Absolute. Raises SlurmConfError where the one given, or SLURM_CONF's, is missing: none is another answer than that.
     """
@@ -55,7 +55,7 @@ def find(given: Path | None) -> Path | None:
     except OSError as error:
         way_out = "give slurmd's with --slurm-conf, or /dev/null for none"
         raise SlurmConfError(f"{source} {given}: {error.strerror}; {way_out}") from error
-    return given.absolute()
+    return None if given == Path(os.devnull) else given.absolute()
 
 
 def read(path: Path) -> SlurmConf:
