@@ -64,6 +64,8 @@ class Question:
         """When it was put the last time, by the monotonic clock."""
         self.silent = False
         """Whether its answer is waited for no more: set by who puts it, until it is answered."""
+        self.put_again = False
+        """Whether it has been put again before it was answered."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ class Answer:
     question: Question
     outcomes: Sequence[Outcome]
     seconds: float
+    late: bool
+    """Whether the question had been put again meanwhile."""
 
 
 class Askers:
@@ -86,7 +90,9 @@ class Askers:
 
     def put(self, question: Question) -> None:
         """Have it asked, unless its last answer is still to come."""
-        if question not in self.open:
+        if question in self.open:
+            question.put_again = True
+        else:
             question.asked = time.monotonic()
             self.open.append(question)
             self._queues.questions.put(question)
@@ -98,9 +104,9 @@ class Askers:
         while True:
             while self._queues.answers:
                 question, outcomes = self._queues.answers.popleft()
-                found.append(Answer(question, outcomes, time.monotonic() - question.asked))
+                found.append(Answer(question, outcomes, time.monotonic() - question.asked, question.put_again))
                 self.open.remove(question)
-                question.silent = False
+                question.silent = question.put_again = False
             left = deadline - time.monotonic()
             if left <= 0 or all(question.silent for question in self.open):
                 return found

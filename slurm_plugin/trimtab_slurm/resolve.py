@@ -17,6 +17,8 @@ VARIABLES = ("SLURM_JOB_GPUS", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "
 list; in the others they may count the job's own GPUs, from 0."""
 
 _PLACES = VARIABLES[0]
+_MOST_NAMED = 16
+"""How many numbers a reason lists."""
 _NO_GPU = {"nodevfiles", "none", "(null)"}
 """What stands for a job without GPUs."""
 _UUID = re.compile(r"\b(GPU|MIG)-[\w./-]+", re.ASCII | re.IGNORECASE)
@@ -155,7 +157,7 @@ def _by_number(
     numbers: set[int], inventory: Sequence[InventoryDevice], gpus: GpuList | None, *, listed: bool
 ) -> _Choice:
     """`listed`: the numbers are Slurm's for the node, and do not count the job's own GPUs."""
-    text = ",".join(map(str, sorted(numbers)))
+    text = _listed(sorted(numbers))
     parents = {device.parent_uuid for device in inventory}
     devices = [device for device in inventory if device.uuid not in parents]
     by_minor = {device.minor: device for device in devices if device.minor is not None}
@@ -189,7 +191,7 @@ def _by_file(numbers: set[int], minors: Sequence[int], by_minor: Mapping[int, In
         raise _Unproved(f"{text}: gres.conf lists {len(minors)} device files; slurmd may have read another one")
     files = {minors[number] for number in numbers}
     if missing := sorted(files - by_minor.keys()):
-        names = ",".join(map(str, missing))
+        names = _listed(missing)
         raise _Unproved(f"{text}: device file {names} by gres.conf, which is no device's that the driver has now")
     return {by_minor[minor] for minor in files}, "places in gres.conf's list of device files"
 
@@ -223,9 +225,9 @@ def _orders(devices: Sequence[InventoryDevice], counted: int) -> dict[str, dict[
     by_index = {device.index: device for device in devices if device.index is not None}
     by_minor = {device.minor: device for device in devices if device.minor is not None}
     by_pci = {_pci(device): device for device in devices}
-    for what, known in (("index", by_index), ("minor number", by_minor)):
+    for what, known in (("an index", by_index), ("a minor number", by_minor)):
         if len(known) < len(devices):
-            raise _Unproved(f"the driver does not say the {what} of each GPU, which slurmd's list can go by")
+            raise _Unproved(f"the driver does not say {what} of its own for each GPU, which slurmd's list can go by")
     first_file = _first_file(by_minor)
     orders = {
         _DRIVERS_ORDER: by_index,
@@ -252,3 +254,8 @@ def _pci(device: InventoryDevice) -> tuple[int, ...]:
 
 def _uuids(devices: Sequence[InventoryDevice | None]) -> str:
     return ",".join(device.uuid if device else "a device that is gone" for device in devices)
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    """The numbers, of many the first."""
+    return ",".join(map(str, numbers[:_MOST_NAMED])) + (f",... ({len(numbers)})" if len(numbers) > _MOST_NAMED else "")

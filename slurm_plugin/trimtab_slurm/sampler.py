@@ -56,6 +56,8 @@ class Sampler:
         self._faults: dict[str, str] = {}
         self._events: deque[tuple[str, str, float]] = deque(maxlen=MOST_EVENTS)
         """Kind, text and monotonic time of those that are not written yet."""
+        self._slow: set[str] = set()
+        """Sources of which it has been said that they are slower than the period."""
         self._losing = False
         """Whether the journal could not be written to the last time."""
 
@@ -109,8 +111,12 @@ class Sampler:
     def _watch(self, answers: Sequence[Answer]) -> None:
         """Say who is silent, once when it has been for too long, and once when it has answered."""
         for answer in answers:
-            if answer.seconds >= SILENT_SECONDS:
-                self.note("fault", f"{answer.question.name}: answered after {answer.seconds:.1f} s")
+            name, seconds = answer.question.name, answer.seconds
+            if seconds >= SILENT_SECONDS:
+                self.note("fault", f"{name}: answered after {seconds:.1f} s")
+            elif answer.late and name not in self._slow:
+                self._slow.add(name)
+                self.note("fault", f"{name}: takes {seconds:.1f} s, longer than the period: samples are missing")
         for question in self._askers.open:
             if not question.silent and time.monotonic() - question.asked >= SILENT_SECONDS:
                 question.silent = True

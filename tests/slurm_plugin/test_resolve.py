@@ -83,7 +83,7 @@ def test_held_gpus_are_spelled_as_slurm_does(environment, gpus):
 
 def test_an_order_that_is_not_known_proves_nothing():
     one, other = InventoryDevice("GPU-a", index=0), InventoryDevice("GPU-b", index=1)
-    assert resolve({"SLURM_JOB_GPUS": "0"}, [one, other]).reason.startswith("the driver does not say the minor number")
+    assert resolve({"SLURM_JOB_GPUS": "0"}, [one, other]).reason.startswith("the driver does not say a minor number")
     assert resolve({"SLURM_JOB_GPUS": "0,1"}, [one, other]).devices == ("GPU-a", "GPU-b")
 
 
@@ -102,7 +102,7 @@ def test_files_name_gpus_of_a_driver_that_does_not_say_its_order():
     one, other = InventoryDevice("GPU-a", minor=1), InventoryDevice("GPU-b", minor=0)
     assert resolve({"SLURM_JOB_GPUS": "0"}, [one, other], GpuList((1, 0))).devices == ("GPU-a",)
     answer = resolve({"SLURM_JOB_GPUS": "0"}, [one, other], GpuList())
-    assert answer.reason.startswith("the driver does not say the index")
+    assert answer.reason.startswith("the driver does not say an index")
 
 
 def test_what_it_was_concluded_from_is_said():

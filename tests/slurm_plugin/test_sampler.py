@@ -101,6 +101,18 @@ def test_a_fault_is_said_when_it_begins_and_costs_its_own_sample_alone(writer):
     assert faults(writer) == ["a: GPU is lost", "a: KeyError: 'x'", "FakeSource: RuntimeError: library went away"]
 
 
+def test_a_source_that_is_slower_than_the_period_is_said_once(writer):
+    device = FakeDevice("a", Reading({}))
+    quick, device.sample = device.sample, lambda: time.sleep(0.3) or quick()
+    sampler = Sampler(writer, lambda: Discovery((FakeSource(device),), ()))
+    for _ in range(12):
+        sampler.round(0.1)
+    assert 2 <= len(rows(writer)["a"]) <= 5
+    (said,) = faults(writer)
+    assert said.startswith("FakeSource: takes 0.")
+    assert said.endswith(" s, longer than the period: samples are missing")
+
+
 def test_a_device_that_never_gives_a_figure_is_recorded_with_the_reason(writer):
     lost = FakeDevice(
         "a", DeviceError("a: GPU is lost"), DeviceError("a: GPU is lost"), Reading({}, {"fan_ratio": "no fan"})

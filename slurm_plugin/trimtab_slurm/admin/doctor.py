@@ -4,7 +4,6 @@ Everything that may never answer is asked in a process of its own, with a time l
 directory that root makes below the profile root, and removes again.
 """
 
-import ast
 import ctypes
 import grp
 import json
@@ -14,7 +13,6 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +20,7 @@ from pathlib import Path
 from trimtab_slurm import gresconf, injection, journal, sampler_record
 from trimtab_slurm.admin import registration, running, slurmconf, trust
 from trimtab_slurm.admin.answers import Answer, ask, probe
+from trimtab_slurm.admin.hookfile import find_hook, read_hook
 from trimtab_slurm.admin.nodefiles import CONFIG, HOOKS, STATE
 from trimtab_slurm.admin.slurmconf import SlurmConf
 from trimtab_slurm.hooks import DEADLINE_SECONDS, hook_script
@@ -52,18 +51,6 @@ class Finding:
     text: str
     mend: str = ""
     """A command, or what to do; empty where there is nothing to do."""
-
-
-@dataclass(frozen=True)
-class Hook:
-    """A hook's script, as far as it can be understood."""
-
-    python: str
-    """The interpreter that it starts."""
-    imports: str
-    """What that runs first."""
-    config: Path
-    state_directory: Path
 
 
 def examine(config: Path, slurm_conf: Path | None) -> list[Finding]:
@@ -122,28 +109,6 @@ def install_command(config: Path) -> str:
     """The command that installs what belongs to a node.toml."""
     prefix = config.parents[len(CONFIG.parts) - 1] if Path(*config.parts[-len(CONFIG.parts) :]) == CONFIG else Path("/")
     return "trimtab-node install" + (f" --prefix {prefix}" if prefix != Path("/") else "")
-
-
-def find_hook(which: str, config: Path, conf: SlurmConf | None) -> Path:
-    """Where a hook is: beside its node.toml as it is installed, or what slurm.conf runs with that node.toml."""
-    installed = config.parent / HOOKS[which].relative_to(CONFIG.parent)
-    if not installed.exists() and conf:
-        for path in registration.scripts(conf, which):
-            if (hook := read_hook(path)) and hook.config == config:
-                return path
-    return installed
-
-
-def read_hook(path: Path) -> Hook | None:
-    """A hook's script; None where it is none that trimtab has made."""
-    with suppress(OSError, ValueError, SyntaxError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if " -I -S -c " in line:
-                *_, python, _, _, _, code = shlex.split(line)
-                imports, _, arguments = code.rpartition("main(")
-                _, config, state_directory = ast.literal_eval(f"({arguments}")
-                return Hook(python, imports, Path(config), Path(state_directory))
-    return None
 
 
 def check_config(config: Path, settings: NodeSettings, doubt: str) -> Iterator[Finding]:
