@@ -25,13 +25,16 @@ NONE, SH, TRIMTAB = "no prolog", "prolog in sh", "trimtab's prolog"
 
 @click.command()
 @click.option("--rounds", default=50, show_default=True, help="Jobs for each kind of prolog.")
-def main(rounds: int) -> None:
+@click.option(
+    "--alloc/--no-alloc", default=True, show_default=True, help="PrologFlags=Alloc, as docs/install.md has it."
+)
+def main(rounds: int, alloc: bool) -> None:
     """Print how long `srun -N1 true` takes with each kind of prolog, and the differences within rounds."""
     root = Path(tempfile.mkdtemp(prefix="trimtab-"))
     root.chmod(0o755)
     directories = {kind: root / str(number) for number, kind in enumerate((NONE, SH, TRIMTAB))}
     try:
-        sandboxes = {kind: _up(directory, kind) for kind, directory in directories.items()}
+        sandboxes = {kind: _up(directory, kind, alloc) for kind, directory in directories.items()}
         for sandbox in sandboxes.values():
             _seconds(sandbox)  # what is only read once
         seconds: dict[str, list[float]] = {kind: [] for kind in sandboxes}
@@ -45,17 +48,17 @@ def main(rounds: int) -> None:
     _print(seconds)
 
 
-def _up(directory: Path, kind: str) -> boxes.Sandbox:
+def _up(directory: Path, kind: str, alloc: bool) -> boxes.Sandbox:
     sandbox, _ = boxes.up(directory, boxes.Spec(nodes=1))
     places = Places(directory)
     if kind == SH:
         for which in ("prolog", "epilog"):
             places.hook(which).write_text(SH_HOOK)
-    elif kind == NONE:
-        lines = places.slurm_conf.read_text().splitlines(keepends=True)
-        places.slurm_conf.write_text("".join(line for line in lines if not line.startswith(("Prolog=", "Epilog="))))
-        subprocess.run(["scontrol", "reconfigure"], env=sandbox.environment, check=True)
-        time.sleep(2)  # slurmd takes the new configuration when it comes to it
+    left_out = (("Prolog=", "Epilog=") if kind == NONE else ()) + (() if alloc else ("PrologFlags=",))
+    lines = places.slurm_conf.read_text().splitlines(keepends=True)
+    places.slurm_conf.write_text("".join(line for line in lines if not line.startswith(left_out)))
+    subprocess.run(["scontrol", "reconfigure"], env=sandbox.environment, check=True)
+    time.sleep(2)  # slurmd takes the new configuration when it comes to it
     return sandbox
 
 
