@@ -22,12 +22,12 @@ from trimtab_slurm.detach import KEPT_DESCRIPTOR, detach
 from trimtab_slurm.sampler_record import SamplerRecord
 from trimtab_slurm.settings import NodeSettings, load_or_default
 
-DEADLINE_SECONDS = 1.4
+DEADLINE_SECONDS = 1.2
 """After which the hook gives up by itself."""
-KILL_SECONDS = 1.7
+KILL_SECONDS = 1.5
 """After which its script kills it."""
-SAY_SECONDS = 0.2
-"""How long the script waits for logger, which waits where nobody reads the log."""
+AFTER_SECONDS = 0.15
+"""How long the script then waits for each of logger, rm and rmdir: for a log that nobody reads, a disk that hangs."""
 DIRECTORY_SECONDS = 0.3
 """How long the job's profile directory is waited for: its file system may be another machine's, and hang."""
 RETRY_SECONDS = 600.0
@@ -44,7 +44,7 @@ within() {{  # SECONDS COMMAND...
 say() {{
     set -- "{which} of job $SLURM_JOB_ID on $SLURMD_NODENAME: $1"
     if [ -x /usr/bin/logger ]; then
-        within {say_seconds} /usr/bin/logger -t trimtab -p daemon.warning -- "$1"
+        within {after_seconds} /usr/bin/logger -t trimtab -p daemon.warning -- "$1"
     else
         echo "<28>trimtab: $1" >/dev/kmsg
     fi
@@ -63,8 +63,8 @@ _FORGET = """\
         /* | *[!0-9]*/* | */ | */.* | */*[!A-Za-z0-9_.-]*) ;;
         *)
             set -- {state}/"$SLURMD_NODENAME/$SLURM_JOB_ID"
-            within {say_seconds} /bin/rm -f "$1/{record}"
-            within {say_seconds} /bin/rmdir "$1"
+            within {after_seconds} /bin/rm -f "$1/{record}"
+            within {after_seconds} /bin/rmdir "$1"
             ;;
         esac
     fi
@@ -87,14 +87,14 @@ def hook_script(which: str, python: str, config: Path, state_directory: Path) ->
         f"from trimtab_slurm.hooks import main; main{which, str(config), str(state_directory)}"
     )
     state = shlex.quote(str(state_directory))
-    forget = _FORGET.format(state=state, record=sampler_record.NAME, say_seconds=SAY_SECONDS)
+    forget = _FORGET.format(state=state, record=sampler_record.NAME, after_seconds=AFTER_SECONDS)
     return _SCRIPT.format(
         which=which,
         python=shlex.quote(python),
         code=shlex.quote(code),
         forget=forget if which == "epilog" else "",
         kill_seconds=KILL_SECONDS,
-        say_seconds=SAY_SECONDS,
+        after_seconds=AFTER_SECONDS,
     )
 
 
