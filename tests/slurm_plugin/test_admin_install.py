@@ -452,9 +452,9 @@ def test_slurm_runs_the_hooks_by_what_install_says_and_no_node_is_drained(slurm_
 
 
 def conf_in_use(slurm, key):
-    """What slurmctld goes by."""
+    """What slurmctld goes by; from 24.11 on it may have several, and numbers them."""
     shown = slurm("scontrol", "show", "config").stdout
-    return re.search(rf"^{key}\s+= (.*)$", shown, re.MULTILINE)[1]
+    return re.search(rf"^{key}(?:\[0\])?\s+= (.*)$", shown, re.MULTILINE)[1]
 
 
 def until(condition, seconds=60.0):
