@@ -91,6 +91,8 @@ def recover(settings: NodeSettings, job_id: int | None = None) -> list[tuple[Pat
     Raises OSError where another user could have put journals there.
     """
     directory = Path(settings.journal_directory)
+    if not directory.exists():
+        return []  # nor is it made: this may be no node
     os.close(directories.open_own(directory, 0o700))
     return _collect_all(journal.orphans(directory, job_id), settings)
 

@@ -227,10 +227,11 @@ def test_root_collects_what_a_dead_sampler_left_of_the_job(open_root, monkeypatc
 def test_profiles_are_found_where_node_toml_says(root, profile, tmp_path, monkeypatch):
     leave_parts(root, profile)
     config = tmp_path / "node.toml"
-    config.write_text(f'profile_root = "{root}"\n')
+    config.write_text(f'profile_root = "{root}"\njournal_directory = "{tmp_path}/journals"\n')
     monkeypatch.setenv("TRIMTAB_NODE_CONFIG", str(config))
     result = CliRunner().invoke(main, ["report", "42"])
     assert result.exit_code == 0
+    assert not (tmp_path / "journals").exists()  # a report makes no node of where it runs
     assert result.stdout.startswith("Job 42 finished: trained to step 30\n")
 
 
