@@ -23,6 +23,7 @@ import pytest
 from trimtab import sandbox as boxes
 from trimtab.sandbox.config import Places
 from trimtab_slurm import collect, journal, proc
+from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.hooks import KILL_SECONDS, hook_script
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, render
@@ -201,11 +202,12 @@ class Row:
         until(lambda: not self.processes())
 
     def processes(self):
-        """What the hooks have started, and still runs."""
+        """What the hooks have started, and still runs: by its arguments, or, while it has none yet, by its journal."""
         return [
             int(entry.name)
             for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and bytes(self.config) in arguments(entry)
+            if entry.name.isdigit()
+            and (bytes(self.config) in arguments(entry) or kept(entry).startswith(str(self.journals)))
         ]
 
     def parts(self, job):
@@ -245,6 +247,14 @@ def arguments(entry):
         return (entry / "cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return b""
+
+
+def kept(entry):
+    """What a process that a hook has started has open."""
+    try:
+        return str((entry / "fd" / str(KEPT_DESCRIPTOR)).readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
 
 
 def settled(path):

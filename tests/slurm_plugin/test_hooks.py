@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from trimtab_slurm import journal, proc, resolve
+from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.hooks import DEADLINE_SECONDS, KILL_SECONDS, hook_script
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, render
@@ -81,11 +82,13 @@ class Node:
         return read(path)
 
     def processes(self):
-        """What the hooks have started, and still runs."""
+        """What the hooks have started, and still runs: by its arguments, or, while it has none yet, by its journal."""
+        journals = str(self.directory / "journals")
         return [
             int(entry.name)
             for entry in Path("/proc").iterdir()
-            if entry.name.isdigit() and str(self.config).encode() in _read(entry / "cmdline")
+            if entry.name.isdigit()
+            and (str(self.config).encode() in _read(entry / "cmdline") or _kept(entry).startswith(journals))
         ]
 
 
@@ -506,6 +509,13 @@ def _descriptors(pid):
         with contextlib.suppress(FileNotFoundError):
             found[entry.name] = str(entry.readlink())
     return found
+
+
+def _kept(entry):
+    try:
+        return str((entry / "fd" / str(KEPT_DESCRIPTOR)).readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""
 
 
 def _read(path):
