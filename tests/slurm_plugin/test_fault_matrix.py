@@ -202,7 +202,11 @@ class Row:
         until(lambda: not self.processes())
 
     def processes(self):
-        """What the hooks have started, and still runs: by its arguments, or, while it has none yet, by its journal."""
+        """What the hooks have started, and still runs."""
+        return self._seen() or self._seen()  # while it is looked, one may have started another, and ended
+
+    def _seen(self):
+        """By its arguments, or, while it has none yet, by its journal."""
         return [
             int(entry.name)
             for entry in Path("/proc").iterdir()
