@@ -347,3 +347,34 @@ def until(condition, seconds=60.0):
 @pytest.fixture(name="until")
 def _until():
     return until
+
+
+@pytest.fixture(scope="session")
+def hook_processes():
+    """A function that gives the ids of the processes that hooks have started, by their node.toml and journals."""
+
+    def seen(config, journals):
+        """By its arguments, or, while it has none yet, by its journal."""
+        return [
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and (bytes(config) in _arguments(entry) or _kept(entry).startswith(str(journals)))
+        ]
+
+    # Twice: while it is looked, one may have started another, and ended.
+    return lambda config, journals: seen(config, journals) or seen(config, journals)
+
+
+def _arguments(entry):
+    try:
+        return (entry / "cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+def _kept(entry):
+    """What a process that a hook has started has open."""
+    try:
+        return str((entry / "fd" / str(KEPT_DESCRIPTOR)).readlink())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return ""

@@ -23,7 +23,6 @@ import pytest
 from trimtab import sandbox as boxes
 from trimtab.sandbox.config import Places
 from trimtab_slurm import collect, journal, proc
-from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.hooks import KILL_SECONDS, hook_script
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, render
@@ -51,9 +50,9 @@ def box(slurm_installed):
 
 
 @pytest.fixture
-def row(box):
+def row(box, hook_processes):
     """The node as a row of the matrix finds it: well, with hooks and directories of its own."""
-    made = Row(box)
+    made = Row(box, hook_processes)
     try:
         yield made
         made.ended()
@@ -64,7 +63,8 @@ def row(box):
 class Row:
     """What a row does to the node, and what it sees there."""
 
-    def __init__(self, box):
+    def __init__(self, box, hook_processes):
+        self._hook_processes = hook_processes
         self._box = box
         self._mounted = []
         self._slurmctld = Places(box.directory).log("slurmctld")
@@ -203,16 +203,7 @@ class Row:
 
     def processes(self):
         """What the hooks have started, and still runs."""
-        return self._seen() or self._seen()  # while it is looked, one may have started another, and ended
-
-    def _seen(self):
-        """By its arguments, or, while it has none yet, by its journal."""
-        return [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit()
-            and (bytes(self.config) in arguments(entry) or kept(entry).startswith(str(self.journals)))
-        ]
+        return self._hook_processes(self.config, self.journals)
 
     def parts(self, job):
         """The profiles of a job's attempts, once nothing of ours runs any more."""
@@ -244,21 +235,6 @@ class Row:
 def idle(node):
     """What scontrol says of a node; nothing where it is not idle."""
     return node if "State=IDLE " in node else ""
-
-
-def arguments(entry):
-    try:
-        return (entry / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
-
-
-def kept(entry):
-    """What a process that a hook has started has open."""
-    try:
-        return str((entry / "fd" / str(KEPT_DESCRIPTOR)).readlink())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
 
 
 def settled(path):

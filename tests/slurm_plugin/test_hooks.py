@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from trimtab_slurm import journal, proc, resolve
-from trimtab_slurm.detach import KEPT_DESCRIPTOR
 from trimtab_slurm.hooks import DEADLINE_SECONDS, KILL_SECONDS, hook_script
 from trimtab_slurm.profile import read
 from trimtab_slurm.settings import NodeSettings, render
@@ -33,7 +32,8 @@ BUSY = "while :; do :; done"
 class Node:
     """A node with trimtab's hooks: everything below one directory."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, hook_processes):
+        self._hook_processes = hook_processes
         self.directory = directory
         self.config = directory / "node.toml"
         self.python = sys.executable
@@ -83,22 +83,12 @@ class Node:
 
     def processes(self):
         """What the hooks have started, and still runs."""
-        return self._seen() or self._seen()  # while it is looked, one may have started another, and ended
-
-    def _seen(self):
-        """By its arguments, or, while it has none yet, by its journal."""
-        journals = str(self.directory / "journals")
-        return [
-            int(entry.name)
-            for entry in Path("/proc").iterdir()
-            if entry.name.isdigit()
-            and (str(self.config).encode() in _read(entry / "cmdline") or _kept(entry).startswith(journals))
-        ]
+        return self._hook_processes(self.config, self.directory / "journals")
 
 
 @pytest.fixture
-def node(open_path):
-    made = Node(open_path)
+def node(open_path, hook_processes):
+    made = Node(open_path, hook_processes)
     yield made
     for pid in made.processes():
         os.kill(pid, signal.SIGKILL)
@@ -513,20 +503,6 @@ def _descriptors(pid):
         with contextlib.suppress(FileNotFoundError):
             found[entry.name] = str(entry.readlink())
     return found
-
-
-def _kept(entry):
-    try:
-        return str((entry / "fd" / str(KEPT_DESCRIPTOR)).readlink())
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return ""
-
-
-def _read(path):
-    try:
-        return path.read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return b""
 
 
 def _until(condition, seconds=60.0):
