@@ -379,12 +379,16 @@ def test_slurm_conf_that_does_not_run_a_hook_is_a_problem_with_the_line(node, tm
     assert warning.level == "warning"
 
 
-def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
-    environment = dict(
-        line.split("=", 1) for line in (Path(__file__).parent / "data/prolog-22.05.8.env").read_text().splitlines()
-    )
-    subprocess.run([node.hooks["Prolog"]], env=environment, check=True)
+def begun(node):
+    """The job of a real prolog, once the node's prolog has run for it."""
+    lines = (Path(__file__).parent / "data/prolog-22.05.8.env").read_text().splitlines()
+    subprocess.run([node.hooks["Prolog"]], env=dict(line.split("=", 1) for line in lines), check=True)
     (job,) = running.jobs(node.state)
+    return job
+
+
+def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
+    job = begun(node)
     (found,) = doctor.check_samplers(node.state)
     assert (found.level, found.text) == ("ok", "1 running: job 2 on n1")
     os.kill(job.sampler.pid, signal.SIGKILL)
@@ -412,11 +416,7 @@ def test_samplers_and_journals_that_wait_are_said_and_recovered(node):
 
 
 def test_a_sampler_that_is_not_noted_any_more_is_no_dead_one(node):
-    environment = dict(
-        line.split("=", 1) for line in (Path(__file__).parent / "data/prolog-22.05.8.env").read_text().splitlines()
-    )
-    subprocess.run([node.hooks["Prolog"]], env=environment, check=True)
-    (job,) = running.jobs(node.state)
+    job = begun(node)
     (job.state / "sampler.json").unlink()
     until(lambda: running.recorders(job.state) == [job.sampler.pid])
     os.utime(job.state, (0, 0))
