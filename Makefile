@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt apt-packages.txt
 
 $(VENV)/.ready-test: $(VENV)/.ready
 	./apt-install browser compiler
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt --group test --group lint
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable ".[traces]" --group test --group lint
 	touch $@
 
 demo: $(VENV)/.ready

@@ -20,9 +20,8 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from trimtab.protocol import Job
+from trimtab.protocol import Job, layout_of
 from trimtab_megatron.identity import RankError
-from trimtab_megatron.layout import layout_of
 from trimtab_megatron.optimizer import give_each_parameter_state, inner_optimizers
 from trimtab_megatron.world import World
 

@@ -17,10 +17,9 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from trimtab.protocol import Job, JobError
+from trimtab.protocol import Job, JobError, layout_of
 from trimtab_kernels.rms_norm import rms_norm
 from trimtab_megatron.initialize import initialize, normal
-from trimtab_megatron.layout import chunk_layers, layout_of
 from trimtab_megatron.provider import load_provider
 from trimtab_megatron.stage_clock import StageClock
 from trimtab_megatron.world import World
@@ -91,7 +90,7 @@ def transformer_config(job: Job, cuda: bool) -> TransformerConfig:
         tensor_model_parallel_size=parallel.tensor,
         pipeline_model_parallel_size=parallel.pipeline,
         virtual_pipeline_model_parallel_size=parallel.virtual if interleaved else None,
-        pipeline_model_parallel_layout=layout_of(job) if stages > 1 else None,
+        pipeline_model_parallel_layout=str(layout_of(job)) if stages > 1 else None,
         sequence_parallel=parallel.sequence_parallel,
         bf16=dtype is torch.bfloat16,
         params_dtype=dtype,
@@ -156,7 +155,7 @@ def _build(
             reason = "built a model with another TransformerConfig: change the one that it is given"
             raise JobError("model.provider", job.model.provider, reason)
     else:
-        layers = chunk_layers(layout_of(job))[(ends["vp_stage"] or 0) * world.shape.pipeline + world.pipeline_rank]
+        layers = layout_of(job).chunk_layers((ends["vp_stage"] or 0) * world.shape.pipeline + world.pipeline_rank)
         chunk = GPTModel(
             config=config,
             transformer_layer_spec=_block_spec(len(layers)),

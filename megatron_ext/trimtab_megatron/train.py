@@ -13,12 +13,11 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trimtab.protocol import Hello, Job, Notice, StepReport
+from trimtab.protocol import Hello, Job, Notice, StepReport, layout_of
 from trimtab_megatron.checkpoint import Checkpoints, Progress
 from trimtab_megatron.control import Control
 from trimtab_megatron.data import Dataset, microbatch_indices, open_dataset
 from trimtab_megatron.identity import RankError, introduction
-from trimtab_megatron.layout import layout_of, rank_layers
 from trimtab_megatron.model import build_chunks, padded_vocabulary, transformer_config
 from trimtab_megatron.optimizer import build_optimizer, build_schedule, learning_rate
 from trimtab_megatron.world import World
@@ -181,7 +180,7 @@ def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello
         tensor_rank=world.tensor_rank,
         pipeline_rank=world.pipeline_rank,
         data_rank=world.data_rank,
-        layers=tuple(rank_layers(layout_of(job), world.shape.pipeline, world.pipeline_rank)),
+        layers=layout_of(job).stage_layers(world.pipeline_rank),
         parameters=sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
         device=f"GPU-{torch.cuda.get_device_properties(who.local_rank).uuid}" if world.cuda else "",
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.balance.measure import imbalance_ratio
+from trimtab.balance.detect import imbalance_ratio
 from trimtab.report import series
 from trimtab.report.advice import best_shares, layout_text
 from trimtab.report.stages import imbalance_by_step, step_times

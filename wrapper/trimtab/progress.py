@@ -3,7 +3,8 @@
 from collections import deque
 from collections.abc import Mapping
 
-from trimtab.balance.measure import Step, assemble, imbalance
+from trimtab.balance.detect import imbalance
+from trimtab.balance.steps import Step, assemble
 from trimtab.protocol import Balance, Hello, StepReport
 
 

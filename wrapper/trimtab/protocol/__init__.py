@@ -1,4 +1,4 @@
-"""What the wrapper and the ranks tell each other: the job, and the messages of a run.
+"""What the wrapper and the ranks tell each other: the job, its layout, and the messages of a run.
 
 Dataclasses and their JSON only: this is the one module of the wrapper that the ranks import.
 """
@@ -15,6 +15,7 @@ from trimtab.protocol.job import (
     Shape,
     Train,
 )
+from trimtab.protocol.layout import Layout, layout_of
 from trimtab.protocol.messages import (
     Done,
     Failed,
@@ -37,6 +38,7 @@ __all__ = [
     "Hello",
     "Job",
     "JobError",
+    "Layout",
     "Message",
     "Model",
     "Notice",
@@ -51,4 +53,5 @@ __all__ = [
     "job_from_dict",
     "job_from_json",
     "job_to_json",
+    "layout_of",
 ]

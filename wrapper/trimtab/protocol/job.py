@@ -215,15 +215,71 @@ class Data:
 
 @dataclass(frozen=True)
 class Balance:
-    """When stages count as apart."""
+    """When stages count as apart, and when it is worth acting on."""
 
     trigger_ratio: float = 0.10
-    """Imbalance, slowest stage over median stage - 1, from which it is reported as such."""
+    """Imbalance, slowest stage over median stage - 1, that counts as one: its lower 95 % bound is above this in
+    `trigger_windows` windows on end."""
+    clear_ratio: float = 0.05
+    """Imbalance below which it no longer counts as one."""
     window_steps: int = 20
-    """Steps over which the imbalance is taken."""
+    """Steps of a window."""
+    trigger_windows: int = 3
+    """Windows on end."""
+    least_gain_ratio: float = 0.02
+    """Least share of a step's time that an order must save."""
+    gain_over_cost: float = 2.0
+    """How many times its cost an order must bring over its horizon."""
+    hardware_horizon_seconds: float = 600.0
+    """How long a fault of the hardware is taken to last when it is new."""
+    cooldown_seconds: float = 300.0
+    """Rest after an order, while its effect is measured."""
+    orders_per_hour: int = 4
+    """Most orders in an hour."""
+    dry_run: bool = False
+    """Whether orders are only worked out and told, not given."""
+    least_utilization_ratio: float = 0.80
+    """Mean device utilization below which a new plan is looked for, balanced or not."""
+    slow_link_seconds: float = 0.05
+    """Latency from which a link between stages is avoided."""
+    least_stages: int = 4
+    """Fewest pipeline stages that a search for a shape begins with; it goes beyond where that is better."""
+    most_stages: int = 8
+    """Most pipeline stages that it begins with."""
+    least_microbatches: int = 8
+    """Fewest microbatches of a replica that it begins with."""
+    most_microbatches: int = 16
+    """Most microbatches of a replica that it begins with."""
 
     def __post_init__(self) -> None:
-        _positive(self, "balance", "trigger_ratio", "window_steps")
+        _positive(
+            self,
+            "balance",
+            "trigger_ratio",
+            "window_steps",
+            "trigger_windows",
+            "gain_over_cost",
+            "orders_per_hour",
+            "slow_link_seconds",
+            "least_stages",
+            "least_microbatches",
+        )
+        _not_negative(
+            self,
+            "balance",
+            "clear_ratio",
+            "least_gain_ratio",
+            "hardware_horizon_seconds",
+            "cooldown_seconds",
+            "least_utilization_ratio",
+        )
+        for key, limit in (
+            ("clear_ratio", "trigger_ratio"),
+            ("least_stages", "most_stages"),
+            ("least_microbatches", "most_microbatches"),
+        ):
+            if getattr(self, key) > getattr(self, limit):
+                raise JobError(f"balance.{key}", getattr(self, key), f"is above {limit} {getattr(self, limit)}")
 
 
 @dataclass(frozen=True)
@@ -270,6 +326,12 @@ class Job:
 
     def __post_init__(self) -> None:
         model, parallel = self.model, self.parallel
+        if model.layers < parallel.pipeline * parallel.virtual:
+            raise JobError(
+                "model.layers",
+                model.layers,
+                f"are fewer than the stages (pipeline {parallel.pipeline} x virtual {parallel.virtual})",
+            )
         if model.provider:
             return  # its layers and heads are the provider's own business
         if model.attention_heads % parallel.tensor:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from trimtab.balance.measure import imbalance_ratio
+from trimtab.balance.detect import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.summary import Finding, Imbalance, Stage, Summary, Training
 from trimtab.report.wording import percent, plural

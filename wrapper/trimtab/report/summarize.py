@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trimtab.balance.measure import imbalance_ratio
+from trimtab.balance.detect import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.advice import findings
 from trimtab.report.devices import device_warnings, devices
