@@ -87,7 +87,7 @@ def train(run: Run) -> None:
 def take_step(run: Run) -> None:
     """One optimizer step over the global batch, and the report of it."""
     began = time.perf_counter()
-    batch, shape = run.job.batch, run.world.shape
+    batch, shape, length = run.job.batch, run.world.shape, run.job.model.sequence_length
     microbatches = batch.global_batch_size // (batch.microbatch_size * shape.data)
 
     for chunk in run.chunks:
@@ -98,7 +98,7 @@ def take_step(run: Run) -> None:
         data_iterator=[batches(run) for _ in run.chunks],
         model=list(run.chunks),
         num_microbatches=microbatches,
-        seq_length=run.job.model.sequence_length,
+        seq_length=length,
         micro_batch_size=batch.microbatch_size,
         forward_only=False,
     )
@@ -123,7 +123,8 @@ def take_step(run: Run) -> None:
             forward_seconds=times.forward_seconds,
             backward_seconds=times.backward_seconds,
             microbatches=microbatches,
-            tokens=microbatches * batch.microbatch_size * run.job.model.sequence_length,
+            tokens=microbatches * batch.microbatch_size * length,
+            squared_lengths=microbatches * batch.microbatch_size * length**2,
             peak_memory_bytes=peak_memory_bytes(run.world.cuda),
             loss=loss if speaks else None,
             gradient_norm=float(gradient_norm) if speaks else None,

@@ -69,10 +69,15 @@ class TrainingProfile:
     """step, time_seconds, duration_seconds, loss, gradient_norm, learning_rate, tokens, microbatch_size,
     global_batch_size, consumed_samples."""
     stages: Table
-    """step, replica, stage, forward_seconds, backward_seconds, tokens, peak_memory_bytes."""
+    """step, replica, stage, forward_seconds, backward_seconds, microbatches, tokens, squared_lengths (sum over the
+    documents of the square of their length in tokens), peak_memory_bytes. Older files lack microbatches and
+    squared_lengths."""
     ranks: Table
     """rank, node, local_rank, device (uuid), tensor_rank, pipeline_rank, data_rank, layers (text "0-3"), parameters."""
     events: tuple[Event, ...]
+    probes: Table = field(default_factory=dict)
+    """step (taken before it), rank, seconds (of a matrix product that is the same on all ranks). Empty where none was
+    asked for."""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@
     /training/steps/{step, time_seconds, ...}      one row a step
     /training/stages/{step, replica, stage, ...}   one row a step, replica and stage
     /training/ranks/{rank, node, device, ...}      one row a rank
+    /training/probes/{step, rank, seconds}         one row a probe and rank
     /training/events/{time_seconds, kind, text}
     /events/{time_seconds, kind, text}             of the file itself
 
@@ -355,6 +356,8 @@ def _write_training(file: Any, training: TrainingProfile) -> None:
     group.attrs["end_seconds"] = training.end_seconds
     for name in ("steps", "stages", "ranks"):
         hdf5.write_table(group.create_group(name), getattr(training, name))
+    if training.probes:
+        hdf5.write_table(group.create_group("probes"), training.probes)
     _write_events(group, training.events)
 
 
@@ -368,6 +371,7 @@ def _read_training(group: Any) -> TrainingProfile:
         stages=hdf5.read_table(child(group, "stages")),
         ranks=hdf5.read_table(child(group, "ranks")),
         events=_read_events(child(group, "events")),
+        probes=hdf5.read_table(child(group, "probes")) if has(group, "probes") else {},
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trimtab.control import ControlServer
-from trimtab.protocol import Done, Failed, Hello, Notice, Order, StepReport, decode, encode
+from trimtab.protocol import Done, Failed, Hello, Notice, Order, Probe, StepReport, decode, encode
 
 HELLO = Hello("", 1, "n1", 0, 100, 0, 1, 0, (4, 5), 10, "")
 
@@ -14,10 +14,11 @@ HELLO = Hello("", 1, "n1", 0, 100, 0, 1, 0, (4, 5), 10, "")
     "message",
     [
         HELLO,
-        StepReport(1, 2, 3.0, 4.0, 5.0, 6.0, 7, 8, 9, loss=float("inf")),
+        StepReport(1, 2, 3.0, 4.0, 5.0, 6.0, 7, 8, 64, 9, loss=float("inf")),
         Notice(0, 1, "checkpoint", "saved\nin two lines"),
         Failed(0, 1, "ValueError: ☃", peer_lost=False),
         Done(0, 10),
+        Probe(1, 0, 0.25),
         Order("stop", "USR1"),
     ],
 )
@@ -63,7 +64,7 @@ def test_reports_come_in_and_orders_go_out():
     async def scenario(wrapper):
         hello = replace(HELLO, token=wrapper.server.token)
         reader, writer = await wrapper.connect(hello)
-        report = StepReport(1, 1, 0.0, 1.0, 0.5, 0.5, 1, 1, 1)
+        report = StepReport(1, 1, 0.0, 1.0, 0.5, 0.5, 1, 1, 1, 1)
         writer.write(encode(report))
         await wrapper.until(lambda: len(wrapper.heard) == 2)
         assert wrapper.heard == [(1, hello), (1, report)]

@@ -5,7 +5,7 @@ from trimtab.balance.steps import StageStep
 
 
 def stage(index, compute, *, step=1, replica=0):
-    return StageStep(step, replica, index, compute / 3, compute * 2 / 3, 10, 10)
+    return StageStep(step, replica, index, compute / 3, compute * 2 / 3, 1, 10, 100, 10)
 
 
 def test_imbalance_is_slowest_over_median():

@@ -8,7 +8,7 @@ def roll_of(world_size, *, steps=10):
     roll = Roll(steps)
     for rank in range(world_size):
         roll.hear(rank, Hello("", rank, f"n{rank}", 0, 100 + rank, 0, rank, 0, (), 1, ""))
-        roll.hear(rank, StepReport(rank, 4, 0.0, 1.0, 0.3, 0.6, 8, 100, 0))
+        roll.hear(rank, StepReport(rank, 4, 0.0, 1.0, 0.3, 0.6, 8, 100, 1000, 0))
     return roll
 
 

@@ -7,7 +7,7 @@ RANKS = {rank: Hello("", rank, "n1", rank, 9, 0, rank, 0, (), 1, "") for rank in
 
 
 def report(rank, compute, *, step=1, loss=None):
-    return StepReport(rank, step, 0.0, 2.0, compute / 2, compute / 2, 4, 1024, 0, loss=loss)
+    return StepReport(rank, step, 0.0, 2.0, compute / 2, compute / 2, 4, 1024, 65536, 0, loss=loss)
 
 
 def test_a_step_is_told_when_its_last_rank_has_reported():

@@ -15,7 +15,7 @@ def feed(recorder):
     for step in (1, 2):
         for rank in (0, 1):
             loss = 9.0 / step if rank else None
-            recorder.message(StepReport(rank, step, 1000.0 + step, 2.0, 0.25, 0.5 + rank, 4, 64, 10, loss=loss))
+            recorder.message(StepReport(rank, step, 1000.0 + step, 2.0, 0.25, 0.5 + rank, 4, 64, 512, 10, loss=loss))
     recorder.message(Notice(0, 2, "checkpoint", "saved here"))
     recorder.event("signal", "SIGUSR1")
 

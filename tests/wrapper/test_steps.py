@@ -8,6 +8,7 @@ def hello(rank, *, tensor=0, pipeline=0, data=0):
 
 def report(rank, forward, backward, **more):
     fields = {"step": 3, "time_seconds": 50.0 + rank, "duration_seconds": 2.0 + rank, "microbatches": 4, "tokens": 1024}
+    fields["squared_lengths"] = 65536
     return StepReport(
         rank=rank, forward_seconds=forward, backward_seconds=backward, peak_memory_bytes=rank, **fields | more
     )
@@ -30,7 +31,10 @@ def test_a_step_is_put_together_from_its_ranks():
         ranks,
     )
     # each stage is its slowest tensor-parallel rank, with the largest memory of them
-    assert step.stages == (StageStep(3, 0, 0, 1.5, 2.5, 1024, 1), StageStep(3, 0, 1, 2.0, 3.0, 1024, 3))
+    assert step.stages == (
+        StageStep(3, 0, 0, 1.5, 2.5, 4, 1024, 65536, 1),
+        StageStep(3, 0, 1, 2.0, 3.0, 4, 1024, 65536, 3),
+    )
     assert (step.loss, step.consumed_samples, step.duration_seconds, step.time_seconds) == (4.5, 48, 5.0, 53.0)
     assert step.tokens == 1024  # the same tokens pass both stages
 

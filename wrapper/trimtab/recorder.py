@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from trimtab.balance.steps import Step, assemble
-from trimtab.protocol import Failed, Hello, Message, Notice, StepReport, job_from_json
+from trimtab.protocol import Failed, Hello, Message, Notice, Probe, StepReport, job_from_json
 from trimtab_slurm import profile
 from trimtab_slurm.contents import Column, Event, Profile, Table, TrainingProfile
 from trimtab_slurm.devices.cpu import task_uuid
@@ -92,6 +92,7 @@ def training_part(lines: Sequence[dict[str, Any]]) -> Profile:
     end_seconds = lines[-1]["time_seconds"]
     hellos: dict[int, Hello] = {}
     reports: dict[int, list[StepReport]] = defaultdict(list)
+    probes: list[Probe] = []
     events: list[Event] = []
     ending: dict[str, Any] = {
         "exit_code": -1,
@@ -105,6 +106,8 @@ def training_part(lines: Sequence[dict[str, Any]]) -> Profile:
                 hellos[hello.rank] = hello
             case "StepReport":
                 reports[body["step"]].append(StepReport(**body))
+            case "Probe":
+                probes.append(Probe(**body))
             case "Notice":
                 notice = Notice(**body)
                 events.append(Event(line["time_seconds"], notice.kind, notice.text))
@@ -134,6 +137,7 @@ def training_part(lines: Sequence[dict[str, Any]]) -> Profile:
         stages=_stages_table(steps),
         ranks=_ranks_table([hellos[rank] for rank in sorted(hellos)]),
         events=tuple(events),
+        probes=_probes_table(probes) if probes else {},
     )
     return Profile(
         cluster=identity.cluster,
@@ -182,7 +186,9 @@ def _stages_table(steps: Sequence[Step]) -> Table:
         "stage": _whole(stage.stage for stage in stages),
         "forward_seconds": _real(stage.forward_seconds for stage in stages),
         "backward_seconds": _real(stage.backward_seconds for stage in stages),
+        "microbatches": _whole(stage.microbatches for stage in stages),
         "tokens": _whole(stage.tokens for stage in stages),
+        "squared_lengths": _whole(stage.squared_lengths for stage in stages),
         "peak_memory_bytes": _whole(stage.peak_memory_bytes for stage in stages),
     }
 
@@ -198,6 +204,14 @@ def _ranks_table(hellos: Sequence[Hello]) -> Table:
         "data_rank": _whole(hello.data_rank for hello in hellos),
         "layers": _text(_spans(hello.layers) for hello in hellos),
         "parameters": _whole(hello.parameters for hello in hellos),
+    }
+
+
+def _probes_table(probes: Sequence[Probe]) -> Table:
+    return {
+        "step": _whole(probe.step for probe in probes),
+        "rank": _whole(probe.rank for probe in probes),
+        "seconds": _real(probe.seconds for probe in probes),
     }
 
 

@@ -16,7 +16,10 @@ class StageStep:
     stage: int
     forward_seconds: float
     backward_seconds: float
+    microbatches: int
     tokens: int
+    squared_lengths: int
+    """Sum over the documents that passed of the square of their length in tokens."""
     peak_memory_bytes: int
 
     @property
@@ -60,7 +63,9 @@ def assemble(reports: Sequence[StepReport], ranks: Mapping[int, Hello]) -> Step:
                 stage=stage,
                 forward_seconds=slowest.forward_seconds,
                 backward_seconds=slowest.backward_seconds,
+                microbatches=slowest.microbatches,
                 tokens=slowest.tokens,
+                squared_lengths=slowest.squared_lengths,
                 peak_memory_bytes=max(peer.peak_memory_bytes for peer in peers),
             )
         )

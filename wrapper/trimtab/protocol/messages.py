@@ -1,6 +1,6 @@
 """The messages of a run, one line of JSON each.
 
-Ranks send Hello, StepReport, Notice, and at last Done or Failed; the wrapper sends Orders.
+Ranks send Hello, StepReport, Probe, Notice, and at last Done or Failed; the wrapper sends Orders.
 """
 
 import json
@@ -49,6 +49,8 @@ class StepReport:
     microbatches: int
     tokens: int
     """Tokens that passed this stage."""
+    squared_lengths: int
+    """Sum over the documents in them of the square of their length in tokens: attention costs in proportion to it."""
     peak_memory_bytes: int
     """Most device memory allocated since the run began; on a CPU, most resident memory of the process."""
     loss: float | None = None
@@ -59,6 +61,17 @@ class StepReport:
     """Rate that the step was taken with; from the same rank."""
     consumed_samples: int | None = None
     """Samples consumed since the beginning of the run, this step included; from the same rank."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """How long a rank took for a fixed matrix product that is the same on all ranks: the speed of its device."""
+
+    rank: int
+    step: int
+    """Steps taken before it; 0: none."""
+    seconds: float
+    """Median over its repetitions of one product, by the stage clock's way of counting."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +109,15 @@ class Order:
     """What the ranks shall do at the next step boundary."""
 
     kind: str
-    """checkpoint: save and go on; stop: save and end."""
+    """checkpoint: save and go on; stop: save and end; probe: time a fixed matrix product and go on."""
     reason: str
 
 
-Message = Hello | StepReport | Notice | Failed | Done | Order
+Message = Hello | StepReport | Probe | Notice | Failed | Done | Order
 
-_KINDS: dict[str, type[Message]] = {kind.__name__: kind for kind in (Hello, StepReport, Notice, Failed, Done, Order)}
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind for kind in (Hello, StepReport, Probe, Notice, Failed, Done, Order)
+}
 
 
 def encode(message: Message) -> bytes:
