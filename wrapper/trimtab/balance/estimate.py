@@ -1,0 +1,111 @@
+"""What a plan would bring: costs, plan and hardware, put through the simulation. Pure."""
+
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+
+import numpy as np
+
+from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan
+from trimtab.balance.simulate import Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """One step under a plan."""
+
+    step_seconds: float
+    """The longest pipeline, and what a step takes beside it."""
+    stage_seconds: Floats
+    """[R, S] compute of each stage in the step."""
+    balance_ratio: float
+    """Mean compute of all stages over that of the slowest."""
+    bubble_ratio: float
+    """Share of the longest pipeline's duration in which the slowest stage is idle: it fills, drains or waits."""
+    peak_memory_bytes: Floats
+    """[S] the most that a rank holds: weights, gradients, optimizer state, activations."""
+    fits: bool
+    """Whether that is within the memory of each stage."""
+    simulations: tuple[Simulation, ...]
+    """[R] equal replicas share one."""
+
+    @property
+    def stage_efficiency_ratio(self) -> float:
+        """Mean compute of all stages over the longest pipeline's duration: balance_ratio x (1 - bubble_ratio)."""
+        return self.balance_ratio * (1 - self.bubble_ratio)
+
+
+@dataclass(frozen=True)
+class ChunkCosts:
+    """What each chunk costs for one microbatch on a device of speed 1: [C] each."""
+
+    forward_seconds: Floats
+    backward_input_seconds: Floats
+    backward_weight_seconds: Floats
+    parameters: Floats
+    activation_bytes: Floats
+
+
+def recomputed(part: Part) -> Part:
+    """A part that keeps its input alone: its forward runs again before either half of its backward."""
+    return replace(
+        part,
+        backward_input_seconds=part.forward_seconds + part.backward_input_seconds,
+        activation_bytes=part.recomputed_bytes,
+    )
+
+
+def chunk_costs(costs: Costs, plan: Plan) -> ChunkCosts:
+    """The costs of the parts, summed over each chunk of a plan."""
+    layers = list(costs.layers)
+    for stage, count in enumerate(plan.recomputed_layers):
+        for layer in plan.layout.stage_layers(stage)[:count]:
+            layers[layer] = recomputed(layers[layer])
+    costs = replace(costs, layers=tuple(layers))
+    chunks = [costs.chunk(plan.layout, chunk) for chunk in range(plan.layout.chunks)]
+    return ChunkCosts(*(np.array([sum(map(cost, parts)) for parts in chunks], dtype=np.float64) for cost in _COSTS))
+
+
+_COSTS = tuple(attrgetter(field.name) for field in fields(ChunkCosts))
+
+
+def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardware) -> Estimate:
+    """Simulate a step of each replica.
+
+    Raises ValueError where the plan's schedule cannot run in its shape, or where plan and hardware differ in shape.
+    """
+    stages, replicas = plan.layout.stages, len(plan.microbatches)
+    if hardware.speeds.shape != (replicas, stages):
+        raise ValueError(f"speeds of {hardware.speeds.shape} for a plan of {replicas} replicas x {stages} stages")
+    chunks = chunk_costs(costs, plan)
+    static_bytes = chunks.parameters.reshape(-1, stages).sum(axis=0) * memory.total_bytes
+    done: dict[tuple[float, ...], Simulation] = {}
+    simulations = []
+    for microbatches, speeds in zip(plan.microbatches, hardware.speeds, strict=True):
+        alike = (microbatches, *speeds)
+        if alike not in done:
+            # [C, 1]: chunks take turns on the stages.
+            slowness = np.tile(1 / speeds, plan.layout.virtual)[:, None]
+            done[alike] = simulate(
+                plan.schedule,
+                stages,
+                np.repeat(chunks.forward_seconds[:, None] * slowness, microbatches, axis=1),
+                chunks.backward_input_seconds[:, None] * slowness,
+                chunks.backward_weight_seconds[:, None] * slowness,
+                links=hardware.links,
+                boundary_bytes=costs.boundary_bytes,
+                activation_bytes=chunks.activation_bytes,
+                static_bytes=static_bytes,
+            )
+        simulations.append(done[alike])
+    seconds = np.array([simulation.busy_seconds for simulation in simulations])
+    longest = max(simulation.duration_seconds for simulation in simulations)
+    peak = np.max([simulation.peak_bytes for simulation in simulations], axis=0)
+    return Estimate(
+        step_seconds=longest + hardware.overhead_seconds,
+        stage_seconds=seconds,
+        balance_ratio=float(seconds.mean() / seconds.max()),
+        bubble_ratio=float(1 - seconds.max() / longest),
+        peak_memory_bytes=peak,
+        fits=bool((peak <= hardware.memory_bytes).all()),
+        simulations=tuple(simulations),
+    )
