@@ -1,0 +1,88 @@
+"""All that a decision rests on: what runs, what was measured of it, what ails it, and what acting would take."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Place, Plan, Schedule
+from trimtab.protocol import Shape
+
+
+class Kind(StrEnum):
+    """What can be done about a pipeline."""
+
+    NOTHING = "nothing"
+    LAYERS = "move layers"
+    MICROBATCHES = "move microbatches"
+    RECOMPUTE = "toggle recompute"
+    SCHEDULE = "other schedule"
+    REPACK = "repack"
+    REQUEUE = "requeue in another shape"
+    EXCLUDE = "exclude a node"
+
+    @property
+    def restarts(self) -> bool:
+        """Whether the job ends and begins again for it: the costly ones."""
+        return self in (Kind.REQUEUE, Kind.EXCLUDE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What ails a run, as far as a remedy depends on it."""
+
+    cause: str = "none"
+    """intrinsic, hardware, data, unknown or none, as `diagnose` has them."""
+    places: tuple[Place, ...] = ()
+    """The slow ones."""
+
+
+@dataclass(frozen=True)
+class Toll:
+    """What acting takes, beside the bytes that move."""
+
+    reshape_seconds: float = 0.65
+    """The fixed part of moving layers in place: as measured, the first time, with 59 M parameters on four CPU ranks."""
+    moved_bytes_per_second: float = 1e9
+    """At which a rank hands over parameters and optimizer state: assumed, a tenth of a 100 Gbit/s link."""
+    restart_seconds: float = 120.0
+    """Checkpoint, Slurm, imports and load of a requeue: assumed, clusters take 60 to 180 s."""
+
+
+NO_TOLL = Toll(reshape_seconds=0.0, moved_bytes_per_second=float("inf"), restart_seconds=0.0)
+"""Of a job that does not run: what is changed is only its next submission."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A run at one moment."""
+
+    costs: Costs
+    memory: ParameterMemory
+    hardware: Hardware
+    """Without links, communication is not known: it is then part of the overhead."""
+    plan: Plan
+    shape: Shape
+    step_seconds: float | None = None
+    """Measured; None: nothing has run, predictions stand alone."""
+    triggered: bool = False
+    """Whether the stages count as apart."""
+    fault: Fault = Fault()
+    lasting_seconds: float = 0.0
+    """Since the trigger."""
+    utilization_ratio: float | None = None
+    """Mean over the devices; None: not measured."""
+    asked: bool = False
+    """Whether a user asks what could be better, triggered or not."""
+    seconds_left: float | None = None
+    """Of the run, the time limit or its steps, whichever ends first; None: not known."""
+    uneven_data_ratio: float | None = None
+    """Share of the step's time that an even split of the samples over microbatches would save; None: not measured."""
+    nodes: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
+    """The nodes of each place's ranks; empty: not known."""
+    spare_nodes: int | None = None
+    """Idle nodes that could replace one; None: not known."""
+    schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
+    """Those that the ranks can run: of Megatron-core, these two."""
+    toll: Toll = Toll()
+    now_seconds: float = 0.0
+    """On the clock of the ledger's orders."""
