@@ -1,24 +1,12 @@
-"""Profile and Summary -> one HTML file that holds everything it shows and loads nothing.
+"""Profile and Summary -> one HTML file that holds everything it shows and loads nothing."""
 
-Text of a job reaches the page escaped and without control characters, and the page's security policy allows only the
-two scripts that this module put in, by their hashes: even text that slipped through could not run.
-"""
-
-import base64
-import hashlib
 import html
-import json
-import os
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
+from trimtab import document
 from trimtab.report import series, wording
 from trimtab.report.figures import (
     chosen,
@@ -48,38 +36,22 @@ def write(path: Path, recorded: Recorded) -> None:
     """
     with recorded.profile() as profile:
         text = render(profile, recorded.summary)
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(name).chmod(0o666 & ~_umask())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    document.write(path, text)
 
 
 def render(profile: Profile, summary: Summary) -> str:
     """The page as text. Raises ModuleNotFoundError where plotly is not installed."""
     from plotly.offline import get_plotlyjs
 
-    scripts = [get_plotlyjs(), _resource("page.js")]
     charts = _charts(profile, summary)
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("trimtab.report", "."),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_plain,
-    )
-    environment.filters |= {
-        name: getattr(wording, name)
-        for name in ("percent", "milliseconds", "duration", "data_size", "count", "moment", "clock", "plural", "watts")
-    }
     rows = list(_device_rows(summary))
     stages = summary.training.stages if summary.training else ()
-    return environment.get_template("page.html.j2").render(
+    return document.render(
+        "trimtab.report",
+        "page.html.j2",
+        scripts=[get_plotlyjs(), document.resource("trimtab.report", "page.js")],
+        styles=[document.resource("trimtab.report", "page.css")],
+        data=charts,
         summary=summary,
         training=summary.training,
         figures=tuple(key_figures(summary.training)) if summary.training else (),
@@ -99,10 +71,6 @@ def render(profile: Profile, summary: Summary) -> str:
         charts=charts,
         thinning=_thinning(summary),
         heat_caption=_heat_caption(charts["devices"]),
-        style=Markup(_resource("page.css")),
-        scripts=[Markup(script) for script in scripts],
-        hashes=" ".join(f"'sha256-{_sha256(script)}'" for script in scripts),
-        data=_embedded(charts),
     )
 
 
@@ -164,28 +132,3 @@ def _heat_caption(heat: dict[str, Any] | None) -> str:
 def _label(text: str) -> str:
     """Plotly reads some tags in its labels."""
     return html.escape(wording.plain(text, 60))
-
-
-def _embedded(charts: dict[str, Any]) -> Markup:
-    """JSON that cannot end the script element which holds it."""
-    text = json.dumps(charts, allow_nan=False, separators=(",", ":"))
-    return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
-
-
-def _plain(value: object) -> object:
-    """Every text that the template prints passes here before it is escaped."""
-    return wording.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _resource(name: str) -> str:
-    return resources.files("trimtab.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def _sha256(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-
-
-def _umask() -> int:
-    umask = os.umask(0o077)
-    os.umask(umask)
-    return umask
