@@ -62,10 +62,11 @@ def _interleaved_mixes(stages: int, virtual: int, warm_up: int, microbatches: in
         return counts
 
     chunks = np.arange(virtual)
-    held = np.unique(done(forwards, chunks) - done(backwards, virtual - 1 - chunks), axis=0)
+    held: Counts = np.unique(done(forwards, chunks) - done(backwards, virtual - 1 - chunks), axis=0)
     # [K, K] whether the second mix is at least the first in every chunk: only its own may be.
     covered = (held[:, None, :] <= held[None, :, :]).all(axis=2)
-    return held[covered.sum(axis=1) == 1]
+    mixes: Counts = held[covered.sum(axis=1) == 1]
+    return mixes
 
 
 def stage_memory_bytes(costs: Costs, memory: ParameterMemory, plan: Plan) -> tuple[float, ...]:
@@ -83,7 +84,7 @@ def stage_memory_bytes(costs: Costs, memory: ParameterMemory, plan: Plan) -> tup
                 - sum(_saved_bytes(costs, layer) for layer in layout.chunk_layers(chunk) if layer in recomputed)
             )
         mixes = in_flight_mixes(plan.schedule, layout.stages, layout.virtual, stage, microbatches)
-        transient = max((_saved_bytes(costs, layer) for layer in recomputed), default=0.0)
+        transient = max([0.0, *(_saved_bytes(costs, layer) for layer in recomputed)])
         peaks.append(float(parameters * memory.total_bytes + (mixes @ kept).max() + transient))
     return tuple(peaks)
 
