@@ -104,7 +104,7 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
         step_seconds=longest + hardware.overhead_seconds,
         stage_seconds=seconds,
         balance_ratio=float(seconds.mean() / seconds.max()),
-        bubble_ratio=float(1 - seconds.max() / longest),
+        bubble_ratio=max(0.0, float(1 - seconds.max() / longest)),  # below 0 it is rounding
         peak_memory_bytes=peak,
         fits=bool((peak <= hardware.memory_bytes).all()),
         simulations=tuple(simulations),

@@ -50,7 +50,7 @@ class Simulation:
     @property
     def bubble_ratio(self) -> Floats:
         """[S] share of the duration in which a stage is idle."""
-        return 1 - self.busy_seconds / self.duration_seconds
+        return np.maximum(0.0, 1 - self.busy_seconds / self.duration_seconds)  # below 0 it is rounding
 
 
 @dataclass(frozen=True)
