@@ -45,6 +45,8 @@ class Accelerator:
     """To other nodes."""
     host_bytes_per_second: float
     """To the host's memory."""
+    host_memory_bytes_per_second: float
+    """This device's share of the bandwidth of the host's own memory."""
     source: str
     """Where the figures are from."""
     achievable: Achievable = field(default_factory=Achievable)
@@ -59,7 +61,14 @@ class Accelerator:
 
 
 def _nvidia(
-    name: str, tera_flops: float, memory: float, bandwidth: float, nvlink: float, network: float, pcie: float
+    name: str,
+    tera_flops: float,
+    memory: float,
+    bandwidth: float,
+    nvlink: float,
+    network: float,
+    pcie: float,
+    host_memory: float,
 ) -> Accelerator:
     """With switched NVLink: the whole bandwidth to any one peer. All but the first in units of 1e9."""
     return Accelerator(
@@ -71,17 +80,19 @@ def _nvidia(
         node_bytes_per_second=nvlink * 1e9,
         network_bytes_per_second=network * 1e9,
         host_bytes_per_second=pcie * 1e9,
+        host_memory_bytes_per_second=host_memory * 1e9,
         source=f"NVIDIA's data sheets of the {name} and of the DGX with eight of them",
     )
 
 
 ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
     {
-        "a100-40": _nvidia("A100 40GB SXM", 312, 40, 1555, 300, 25, 32),
-        "a100-80": _nvidia("A100 80GB SXM", 312, 80, 2039, 300, 25, 32),
-        "h100": _nvidia("H100 SXM", 989.4, 80, 3350, 450, 50, 64),
-        "h200": _nvidia("H200 SXM", 989.4, 141, 4800, 450, 50, 64),
-        "b200": _nvidia("B200", 2250, 180, 8000, 900, 50, 64),
+        # Host memory: two sockets of eight channels, DDR4-3200, DDR5-4800, DDR5-5600, over eight GPUs.
+        "a100-40": _nvidia("A100 40GB SXM", 312, 40, 1555, 300, 25, 32, 51.2),
+        "a100-80": _nvidia("A100 80GB SXM", 312, 80, 2039, 300, 25, 32, 51.2),
+        "h100": _nvidia("H100 SXM", 989.4, 80, 3350, 450, 50, 64, 76.8),
+        "h200": _nvidia("H200 SXM", 989.4, 141, 4800, 450, 50, 64, 76.8),
+        "b200": _nvidia("B200", 2250, 180, 8000, 900, 50, 64, 89.6),
         "mi300x": Accelerator(
             name="Instinct MI300X",
             flops_per_second=1307.4e12,
@@ -91,6 +102,7 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
             node_bytes_per_second=448e9,
             network_bytes_per_second=50e9,
             host_bytes_per_second=64e9,
+            host_memory_bytes_per_second=76.8e9,
             source="AMD's data sheets of the Instinct MI300X and of its platform of eight; 400 Gb/s to other nodes",
         ),
         "cpu": Accelerator(
@@ -102,6 +114,7 @@ ACCELERATORS: Mapping[str, Accelerator] = MappingProxyType(
             node_bytes_per_second=2e9,
             network_bytes_per_second=1e9,
             host_bytes_per_second=10e9,
+            host_memory_bytes_per_second=10e9,
             source="assumed, in the proportions of one core of a server; only what parts cost relative to one another",
             node_latency_seconds=50e-6,
             network_latency_seconds=100e-6,

@@ -166,7 +166,7 @@ class _Work:
 
         Kept for the backward, counted as Korthikanti et al. 2022 (section 4.1) do, with fused attention, which keeps
         one fp32 sum for each query and head instead of the scores: the inputs of both norms and of what follows them
-        (4 T h e); queries, keys, values, the attention's output, gate, up and their product ((2 h + 2 k + 3 f) T e / t).
+        (4 T h e); queries, keys, values, the attention's output, gate, up and their product (T (2 h + 2 k + 3 f) e/t).
         """
         h, k, f, t = self.sizes.hidden_size, self.sizes.key_size, self.sizes.ffn_hidden_size, self.tensor
         shared_bytes = self.element_bytes * self.tokens / t

@@ -1,0 +1,74 @@
+"""Equal layers over interleaved chunks: how many each stage holds, spread evenly over its chunks. Pure.
+
+`partition` looks for the best cuts between any chunks, which takes seconds with many of them, and its optimum may well
+have a chunk of one layer beside one of ten, over which a pipeline stumbles. Where all layers cost the same, only how
+many a stage holds counts for its time; so this spreads them evenly, and the optimum among such layouts is a search over
+counts alone: the time of a stage never falls with a layer more.
+"""
+
+import numpy as np
+
+from trimtab.balance.partition import NoLayout
+from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Schedule
+from trimtab.balance.stage_costs import Cuts, Problem, StageCosts
+from trimtab.protocol import Layout
+
+
+def even_chunks(
+    costs: Costs,
+    memory: ParameterMemory,
+    hardware: Hardware,
+    *,
+    schedule: Schedule,
+    stages: int,
+    virtual: int,
+    microbatches: int,
+) -> tuple[Layout, tuple[int, ...]]:
+    """The layout with the fastest slowest stage, and how many layers each stage has to recompute to fit.
+
+    All layers must be alike. Raises NoLayout where none fits.
+    """
+    layers = len(costs.layers)
+    table = StageCosts(
+        Problem(costs, memory, hardware, schedule, stages, virtual, microbatches, recompute="fit", current=None)
+    )
+    others = virtual * (stages - 1) - 1  # that the other stages hold at least
+    sizes = _even_sizes(layers - others, virtual)
+    ends = np.cumsum(sizes, axis=1)
+    rows = [table.settle(stage, ends - sizes, ends) for stage in range(stages)]
+    seconds = np.array([row[0] for row in rows])  # [S, N] of each stage with so many layers
+    for stage in range(stages):
+        # A chunk between the first and the last holds at least one layer.
+        seconds[stage, : virtual - (stage == stages - 1)] = -np.inf
+    counts = _fastest_counts(seconds, layers)
+    if counts is None:
+        raise NoLayout(f"no layout of {layers} layers over {stages} stages of {virtual} even chunks each fits")
+    layout = Layout(tuple(sizes[counts].T.ravel().tolist()), stages)
+    return layout, tuple(int(rows[stage][1][count]) for stage, count in enumerate(counts))
+
+
+def _even_sizes(most: int, virtual: int) -> Cuts:
+    """[N, virtual] so many layers over the chunks of a stage; the first chunks take one more."""
+    least, more = np.divmod(np.arange(most + 1)[:, None], virtual)
+    sizes: Cuts = least + (np.arange(virtual) < more)
+    return sizes
+
+
+def _fastest_counts(seconds: Floats, layers: int) -> Cuts | None:
+    """[S] how many layers each stage holds; None where they fit nowhere. -inf in `seconds`: it must hold more."""
+    least = (seconds == -np.inf).sum(axis=1)
+    if least.sum() > layers:
+        return None
+
+    def most(limit: float) -> Cuts:
+        return np.maximum(np.count_nonzero(seconds <= limit, axis=1) - 1, 0).astype(np.int64)
+
+    limits = np.unique(seconds[np.isfinite(seconds)])
+    enough = [bool(most(limit).sum() >= layers and (most(limit) >= least).all()) for limit in limits]
+    if not any(enough):
+        return None
+    counts: Cuts = most(limits[enough.index(True)])
+    for _ in range(counts.sum() - layers):  # those that the slowest stage can spare
+        held = np.where(counts > least, seconds[np.arange(len(counts)), counts], -np.inf)
+        counts[held.argmax()] -= 1
+    return counts
