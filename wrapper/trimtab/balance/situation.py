@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Place, Plan, Schedule
+from trimtab.balance.search import Outcome
 from trimtab.protocol import Shape
 
 
@@ -53,13 +54,22 @@ NO_TOLL = Toll(reshape_seconds=0.0, moved_bytes_per_second=float("inf"), restart
 
 
 @dataclass(frozen=True)
+class Shapes:
+    """What a search for a shape found, and by the same reckoning the current one: all worked out, nothing measured."""
+
+    current: Outcome
+    best: Outcome | None
+    """None: nothing fits."""
+
+
+@dataclass(frozen=True)
 class Situation:
     """A run at one moment."""
 
     costs: Costs
     memory: ParameterMemory
     hardware: Hardware
-    """Without links, communication is not known: it is then part of the overhead."""
+    """Without links, what messages take is not known: it is then part of the overhead."""
     plan: Plan
     shape: Shape
     step_seconds: float | None = None
@@ -77,12 +87,18 @@ class Situation:
     """Of the run, the time limit or its steps, whichever ends first; None: not known."""
     uneven_data_ratio: float | None = None
     """Share of the step's time that an even split of the samples over microbatches would save; None: not measured."""
+    shapes: Shapes | None = None
+    """None: what another shape would cost is not known."""
     nodes: Mapping[Place, tuple[str, ...]] = field(default_factory=dict)
     """The nodes of each place's ranks; empty: not known."""
     spare_nodes: int | None = None
     """Idle nodes that could replace one; None: not known."""
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
     """Those that the ranks can run: of Megatron-core, these two."""
+    recomputes: bool = True
+    """Whether the ranks can recompute layers."""
+    unsplit: str = ""
+    """Why the layers' costs do not tell what another layout would bring; empty: they do."""
     toll: Toll = Toll()
     now_seconds: float = 0.0
     """On the clock of the ledger's orders."""

@@ -1,0 +1,287 @@
+import dataclasses
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab.balance.candidates import balanced_microbatches, candidates
+from trimtab.balance.estimate import estimate
+from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
+from trimtab.balance.search import Configuration, Outcome
+from trimtab.balance.situation import Fault, Kind, Shapes, Situation, Toll
+from trimtab.protocol import Layout, Shape
+
+LAYER = Part(0.1, 0.1, 0.1, 1e6, 100.0, 10.0)
+NONE = Part(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+MEMORY = ParameterMemory(2, 4, 12)
+LINKS = (Link(0.0, 1e12),) * 2
+
+
+def situation(*, layers=8, shares=(4, 4), speeds=((1.0, 1.0),), microbatches=8, head=NONE, memory=math.inf, **fields):
+    """Equal layers in stages of equal devices."""
+    replicas, stages = np.shape(speeds)
+    start = Situation(
+        costs=Costs((LAYER,) * layers, NONE, head, 0.0),
+        memory=MEMORY,
+        hardware=Hardware(np.array(speeds), (memory,) * stages, LINKS[:1] * stages),
+        plan=Plan(Layout(shares, stages), Schedule.ONE_F_ONE_B, (microbatches,) * replicas, (0,) * stages),
+        shape=Shape(1, stages, replicas),
+        fault=Fault("intrinsic"),
+    )
+    return dataclasses.replace(start, **fields)
+
+
+def found(kind, state):
+    return next(one for one in candidates(state) if one.kind is kind)
+
+
+def test_there_is_one_candidate_of_each_kind():
+    assert [one.kind for one in candidates(situation())] == list(Kind)
+
+
+def test_nothing_is_predicted_as_it_was_measured():
+    nothing = found(Kind.NOTHING, situation(step_seconds=7.0))
+    assert nothing.predicted_step_seconds == 7.0
+    assert (nothing.gain_ratio, nothing.cost_seconds) == (0.0, 0.0)
+
+
+def test_predictions_are_ratios_of_what_was_measured():
+    """Head of two layers: 52 layer times before, 45 after (see test_decide)."""
+    head = dataclasses.replace(LAYER, forward_seconds=0.2, backward_input_seconds=0.2, backward_weight_seconds=0.2)
+    layers = found(Kind.LAYERS, situation(head=head, step_seconds=104.0))
+    assert layers.change == "layers 4|4 -> 5|3"
+    assert layers.gain_ratio == pytest.approx(7 / 52, rel=1e-12)
+    assert layers.predicted_step_seconds == pytest.approx(90.0, rel=1e-12)
+
+
+def test_moving_costs_a_fixed_time_and_that_of_the_bytes():
+    head = dataclasses.replace(LAYER, forward_seconds=0.2, backward_input_seconds=0.2, backward_weight_seconds=0.2)
+    toll = Toll(reshape_seconds=0.5, moved_bytes_per_second=1e6)
+    assert found(Kind.LAYERS, situation(head=head, toll=toll)).cost_seconds == 0.5 + 1e6 * (2 + 12) / 1e6
+
+
+def test_the_best_split_is_not_moved():
+    assert found(Kind.LAYERS, situation()).obstacle == "4|4 is the best split of whole layers"
+
+
+@pytest.mark.parametrize(("slowness", "moves"), [(1.24, False), (1.28, True)])
+def test_a_whole_layer_moves_only_off_a_rank_that_is_slower_than_1_plus_1_over_n(slowness, moves):
+    """Four layers a stage, so 1.25: below it the other stage, with five, would be slower than this one with four."""
+    slow = situation(speeds=((1.0, 1 / slowness),), fault=Fault("hardware", ((0, 1),)))
+    layers = found(Kind.LAYERS, slow)
+    if moves:
+        assert layers.plan.layout == Layout((5, 3), 2)
+        assert layers.gain_ratio > 0
+    else:
+        assert layers.obstacle == (
+            "4|4 is the best split of whole layers: with 4 on a slow stage, moving one helps only if it is slower than "
+            "1.25 times"
+        )
+
+
+def test_microbatches_move_away_from_a_slow_replica():
+    slow = situation(speeds=((1.0, 1.0), (0.5, 0.5)), microbatches=12, fault=Fault("hardware", ((1, 0), (1, 1))))
+    moved = found(Kind.MICROBATCHES, slow)
+    assert moved.change == "microbatches 2 x 12 -> 16, 8"
+    # 4 layers a stage, 1.2 s: (16 + 1) x 1.2 s and (8 + 1) x 2.4 s, after (12 + 1) x 2.4 s.
+    assert moved.gain_ratio == pytest.approx(1 - 21.6 / 31.2, rel=1e-12)
+    assert moved.cost_seconds == 0.0
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    speeds=st.lists(st.tuples(st.floats(0.4, 1.0), st.floats(0.4, 1.0)), min_size=2, max_size=3),
+    microbatches=st.integers(2, 5),
+    shares=st.sampled_from([(4, 4), (3, 5), (1, 7)]),
+)
+def test_shares_of_microbatches_keep_their_sum_and_are_the_best_there_are(speeds, microbatches, shares):
+    state = situation(speeds=speeds, microbatches=microbatches, shares=shares)
+    total = microbatches * len(speeds)
+
+    def seconds(counts):
+        plan = dataclasses.replace(state.plan, microbatches=tuple(counts))
+        return estimate(state.costs, state.memory, plan, state.hardware).step_seconds
+
+    chosen = balanced_microbatches(state)
+    assert sum(chosen) == total
+    others = itertools.product(range(1, total), repeat=len(speeds))
+    best = min(seconds(counts) for counts in others if sum(counts) == total)
+    assert seconds(chosen) == pytest.approx(best, rel=1e-9)
+
+
+def test_interleaved_replicas_take_microbatches_in_groups_of_as_many_as_stages():
+    state = situation(speeds=((1.0, 1.0), (0.5, 0.5)), microbatches=12)
+    plan = dataclasses.replace(state.plan, layout=Layout((2, 2, 2, 2), 2), schedule=Schedule.INTERLEAVED)
+    shares = balanced_microbatches(dataclasses.replace(state, plan=plan))
+    assert sum(shares) == 24
+    assert all(share % 2 == 0 for share in shares)
+    assert shares[0] > shares[1]
+
+
+def test_recomputation_is_dropped_where_the_memory_allows_it():
+    """A stage: 4e6 parameters of 18 bytes, and of two microbatches 4 x 100 bytes."""
+    plan = dataclasses.replace(situation().plan, recomputed_layers=(4, 4))
+    dropped = found(Kind.RECOMPUTE, situation(memory=4e6 * 18 + 10_000, plan=plan))
+    assert dropped.plan.recomputed_layers == (0, 0)
+    assert dropped.gain_ratio == pytest.approx(0.25, rel=1e-12)
+    assert dropped.change == "recomputed layers 2 x 4 -> 2 x 0"
+
+
+def test_as_much_is_recomputed_as_the_memory_needs():
+    """Stage 0 holds two microbatches, 800 bytes; a recomputed layer saves 180, and takes 90 while it is recomputed."""
+    plan = dataclasses.replace(situation().plan, recomputed_layers=(4, 4))
+    dropped = found(Kind.RECOMPUTE, situation(memory=4e6 * 18 + 715, plan=plan))
+    assert dropped.plan.recomputed_layers == (1, 0)
+
+
+def test_recomputation_is_not_dropped_into_memory_that_is_not_known():
+    plan = dataclasses.replace(situation().plan, recomputed_layers=(4, 4))
+    obstacle = found(Kind.RECOMPUTE, situation(plan=plan)).obstacle
+    assert obstacle == "the devices' memory is not known: less of it may not fit"
+
+
+def test_nothing_recomputed_is_nothing_to_drop():
+    obstacle = found(Kind.RECOMPUTE, situation()).obstacle
+    assert obstacle == "nothing is recomputed, and no better layout needs it"
+
+
+def test_more_chunks_a_stage_shrink_the_bubble():
+    """M = 8: (8 + 1) x 1.2 s with one chunk a stage, (8 + 1/4) x 1.2 s with four."""
+    other = found(Kind.SCHEDULE, situation())
+    assert other.change == "1f1b -> interleaved with 4 chunks a stage, layers 1|1|1|1|1|1|1|1"
+    assert other.gain_ratio == pytest.approx(1 - 8.25 / 9, rel=1e-12)
+    assert not other.obstacle
+
+
+def test_more_messages_are_not_trusted_where_no_link_was_measured():
+    state = situation()
+    blind = dataclasses.replace(state, hardware=dataclasses.replace(state.hardware, links=()))
+    other = found(Kind.SCHEDULE, blind)
+    assert other.gain_ratio > 0
+    assert other.doubt == (
+        "4 times the messages between stages, whose time is not measured: the step is at least as long"
+    )
+
+
+def test_interleaving_needs_whole_groups_of_microbatches():
+    obstacle = found(Kind.SCHEDULE, situation(microbatches=7)).obstacle
+    assert obstacle == "the ranks have no other that fits these layers and microbatches"
+
+
+def test_where_the_memory_is_short_another_schedule_brings_less():
+    """1F1B holds 800 bytes on stage 0; interleaved chunks hold more, so what fits is uneven."""
+    other = found(Kind.SCHEDULE, situation(memory=4e6 * 18 + 800))
+    assert other.fits
+    assert other.gain_ratio < 0
+
+
+def test_repacking_brings_what_even_microbatches_would():
+    repack = found(Kind.REPACK, situation(uneven_data_ratio=0.2, step_seconds=10.0))
+    assert (repack.gain_ratio, repack.predicted_step_seconds, repack.cost_seconds) == (0.2, 8.0, 0.0)
+    assert found(Kind.REPACK, situation()).obstacle == "how uneven the samples are is not measured"
+
+
+NODES = {(0, 0): ("n1",), (0, 1): ("n2",), (1, 0): ("n3",), (1, 1): ("n4",)}
+
+
+def slow_node(**fields):
+    speeds = ((1.0, 1.0), (1.0, 0.5))
+    return situation(speeds=speeds, fault=Fault("hardware", ((1, 1),)), nodes=NODES, **fields)
+
+
+def test_without_the_slow_node_its_places_are_as_fast_as_the_others():
+    exclude = found(Kind.EXCLUDE, slow_node(toll=Toll(restart_seconds=90.0)))
+    assert exclude.exclude == ("n4",)
+    assert exclude.change == "without n4, another node in its place"
+    assert exclude.cost_seconds == 90.0
+    healthy = found(Kind.NOTHING, situation(speeds=((1.0, 1.0), (1.0, 1.0)))).predicted_step_seconds
+    assert exclude.predicted_step_seconds == pytest.approx(healthy, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        ({"spare_nodes": 0}, "0 idle nodes could replace 1"),
+        ({"fault": Fault("hardware")}, "no node is slow"),
+        ({"nodes": {}}, "the nodes of the places are not known"),
+        ({"nodes": dict.fromkeys(NODES, ("n1",))}, "every place has ranks on a slow node"),
+    ],
+)
+def test_a_node_that_cannot_be_replaced_stays(fields, obstacle):
+    assert found(Kind.EXCLUDE, dataclasses.replace(slow_node(), **fields)).obstacle == obstacle
+
+
+@pytest.mark.parametrize("spare_nodes", [None, 1])
+def test_a_node_is_excluded_where_a_spare_is_there_or_may_be(spare_nodes):
+    assert not found(Kind.EXCLUDE, slow_node(spare_nodes=spare_nodes)).obstacle
+
+
+def test_one_stage_has_nothing_to_move():
+    alone = situation(shares=(8,), speeds=((1.0,),))
+    assert found(Kind.LAYERS, alone).obstacle == "there is one stage"
+    assert found(Kind.SCHEDULE, alone).obstacle == "there is one stage"
+    assert found(Kind.MICROBATCHES, alone).obstacle == "there is one replica"
+
+
+def test_ranks_that_cannot_recompute_are_not_asked_to():
+    assert found(Kind.RECOMPUTE, situation(recomputes=False)).obstacle == "the ranks do not recompute layers"
+
+
+def outcome(pipeline, layout, step_seconds, recomputed_layers=None):
+    """What a search gives; of the estimate, the step's time alone is looked at."""
+    shape = Shape(1, pipeline, 1)
+    state = situation()
+    estimated = estimate(state.costs, state.memory, state.plan, state.hardware)
+    return Outcome(
+        configuration=Configuration(shape, Schedule.ONE_F_ONE_B, 1, 1, 8),
+        plan=Plan(layout, Schedule.ONE_F_ONE_B, (8,), recomputed_layers or (0,) * pipeline),
+        estimate=dataclasses.replace(estimated, step_seconds=step_seconds),
+        memory_bytes=(0.0,) * pipeline,
+        fits=True,
+        overhead_seconds=0.0,
+        node_order=(0,),
+    )
+
+
+NOW = outcome(2, Layout((4, 4), 2), 4.0)
+DEEPER = outcome(4, Layout((2, 2, 2, 2), 4), 3.0)
+
+
+def test_another_shape_brings_the_ratio_of_what_both_are_worked_out_to_take():
+    requeue = found(
+        Kind.REQUEUE, situation(shapes=Shapes(NOW, DEEPER), step_seconds=8.0, toll=Toll(restart_seconds=60.0))
+    )
+    assert requeue.configuration.shape == Shape(1, 4, 1)
+    assert (requeue.gain_ratio, requeue.predicted_step_seconds, requeue.cost_seconds) == (0.25, 6.0, 60.0)
+    assert requeue.change == "TP1 x PP4 x DP1, 1f1b, 8 microbatches of 1, layers 2|2|2|2"
+    assert not requeue.obstacle
+
+
+@pytest.mark.parametrize(
+    ("fields", "obstacle"),
+    [
+        ({"shapes": None}, "what another shape would cost is not known"),
+        ({"shapes": Shapes(NOW, None)}, "no shape fits the devices' memory"),
+        ({"shapes": Shapes(NOW, NOW)}, "of all shapes, TP1 x PP2 x DP1 is the fastest"),
+        (
+            {"shapes": Shapes(NOW, outcome(4, Layout((2, 2, 2, 2), 4), 3.0, (1, 0, 0, 0))), "recomputes": False},
+            "the ranks do not recompute layers",
+        ),
+    ],
+)
+def test_a_shape_that_is_no_better_or_not_to_be_had(fields, obstacle):
+    assert found(Kind.REQUEUE, situation(**{"shapes": Shapes(NOW, DEEPER), **fields})).obstacle == obstacle
+
+
+def test_another_shape_is_not_relied_on_where_no_link_was_measured():
+    blind = Hardware(np.ones((1, 2)), (math.inf,) * 2, ())
+    requeue = found(Kind.REQUEUE, situation(shapes=Shapes(NOW, DEEPER), hardware=blind))
+    assert (requeue.gain_ratio, requeue.doubt) == (0.25, "how fast the devices exchange is not measured")
+
+
+def test_a_provider_s_own_model_keeps_its_layers_where_they_are():
+    own = situation(unsplit="not known")
+    assert (found(Kind.LAYERS, own).obstacle, found(Kind.SCHEDULE, own).obstacle) == ("not known", "not known")

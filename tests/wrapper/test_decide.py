@@ -1,0 +1,315 @@
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trimtab.balance.candidates import Candidate
+from trimtab.balance.decide import REMEDIES, Verdict, asks, decide, weigh
+from trimtab.balance.ledger import Given, Ledger
+from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
+from trimtab.balance.situation import Fault, Kind, Situation, Toll
+from trimtab.protocol import Balance, Layout, Shape
+
+POLICY = Balance()
+LAYER = Part(0.1, 0.1, 0.1, 1e6, 0.0, 0.0)
+NONE = Part(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+CAUSES = tuple(REMEDIES)
+
+
+def situation(**fields):
+    """8 layers in two stages, apart for a cause in the model, with an hour to go; a step of 2 s."""
+    start = Situation(
+        costs=Costs((LAYER,) * 8, NONE, NONE, 0.0),
+        memory=ParameterMemory(4, 4, 12),
+        hardware=Hardware(np.ones((1, 2)), (math.inf, math.inf), ()),
+        plan=Plan(Layout((4, 4), 2), Schedule.ONE_F_ONE_B, (8,), (0, 0)),
+        shape=Shape(1, 2, 1),
+        step_seconds=2.0,
+        triggered=True,
+        fault=Fault("intrinsic"),
+        seconds_left=3600.0,
+    )
+    return dataclasses.replace(start, **fields)
+
+
+def candidate(kind, gain_ratio=0.1, cost_seconds=1.0, **fields):
+    if kind is Kind.NOTHING:
+        gain_ratio = cost_seconds = 0.0
+    return Candidate(
+        kind=kind,
+        gain_ratio=gain_ratio,
+        cost_seconds=cost_seconds,
+        predicted_step_seconds=2 * (1 - gain_ratio),
+        **fields,
+    )
+
+
+def every(*candidates):
+    """The candidates, and of each other kind one that cannot be done."""
+    given_ones = {found.kind: found for found in (candidate(Kind.NOTHING), *candidates)}
+    return tuple(given_ones.get(kind, Candidate(kind=kind, obstacle="no")) for kind in Kind)
+
+
+def verdict(decision, kind):
+    return next(considered.verdict for considered in decision.considered if considered.kind is kind)
+
+
+candidates_of_all_kinds = st.tuples(
+    *(
+        st.builds(
+            candidate,
+            st.just(kind),
+            st.floats(-0.5, 0.9),
+            st.floats(0, 2000),
+            fits=st.booleans(),
+            obstacle=st.sampled_from(["", "", "", "no"]),
+            doubt=st.sampled_from(["", "", "", "perhaps"]),
+        )
+        for kind in Kind
+    )
+)
+policies = st.builds(
+    Balance,
+    least_gain_ratio=st.floats(0, 0.2),
+    gain_over_cost=st.floats(0.5, 5),
+    cooldown_seconds=st.floats(0, 600),
+    orders_per_hour=st.integers(1, 6),
+    dry_run=st.booleans(),
+)
+faults = st.builds(Fault, st.sampled_from(CAUSES), st.sampled_from([(), ((0, 1),)]))
+situations = st.builds(
+    lambda **fields: situation(**fields),
+    fault=faults,
+    triggered=st.booleans(),
+    asked=st.booleans(),
+    utilization_ratio=st.none() | st.floats(0, 1),
+    seconds_left=st.none() | st.floats(0, 1e5),
+    lasting_seconds=st.floats(0, 5000),
+    now_seconds=st.floats(0, 10000),
+)
+orders = st.builds(
+    Given,
+    st.floats(0, 10000),
+    st.sampled_from(Kind),
+    faults,
+    st.just(2.0),
+    st.floats(0.02, 0.5),
+    st.none() | st.floats(-0.2, 0.5),
+)
+ledgers = st.builds(
+    Ledger,
+    faults,
+    st.floats(0, 3000),
+    st.lists(orders, max_size=6).map(lambda found: tuple(sorted(found, key=lambda order: order.time_seconds))),
+)
+property_test = settings(max_examples=100, deadline=None)
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_an_order_saves_enough_of_a_step_and_more_than_its_cost(found, state, policy, ledger):
+    order = weigh(found, state, policy, ledger).order
+    if order is not None:
+        assert order.gain_ratio >= policy.least_gain_ratio
+        assert order.gain_ratio * order.horizon_seconds > policy.gain_over_cost * order.cost_seconds
+        assert order.fits
+        assert not order.obstacle
+        assert not order.doubt
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_an_order_is_a_remedy_of_its_cause_that_has_not_failed_against_it(found, state, policy, ledger):
+    order = weigh(found, state, policy, ledger).order
+    if order is not None:
+        assert state.fault.cause != "unknown"
+        assert order.kind in REMEDIES[state.fault.cause]
+        assert order.kind not in ledger.failed(state.fault)
+        assert asks(state, policy)
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_no_order_within_the_rest_or_beyond_those_of_an_hour(found, state, policy, ledger):
+    decision = weigh(found, state, policy, ledger)
+    if decision.order is not None:
+        assert ledger.cooling_seconds(state.now_seconds, policy) == 0
+        assert ledger.orders_within_hour(state.now_seconds) < policy.orders_per_hour
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_the_order_is_the_one_that_brings_most_of_those_that_are_worth_it(found, state, policy, ledger):
+    decision = weigh(found, state, policy, ledger)
+    rest = [considered for considered in decision.considered if considered.verdict is Verdict.WORTH]
+    (chosen,) = (one for one in decision.considered if one.verdict is Verdict.CHOSEN)
+    if decision.order is None:
+        assert chosen.kind is Kind.NOTHING
+    else:
+        assert chosen == decision.order
+        assert all(considered.net_seconds <= chosen.net_seconds for considered in rest)
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_the_answer_names_each_kind_once_and_gives_every_reason(found, state, policy, ledger):
+    decision = weigh(found, state, policy, ledger)
+    assert [considered.kind for considered in decision.considered] == list(Kind)
+    assert all(considered.reason for considered in decision.considered)
+    assert decision.reason
+    assert decision.dry_run == policy.dry_run
+
+
+@property_test
+@given(candidates_of_all_kinds, situations, policies, ledgers)
+def test_a_dry_run_decides_as_any_other(found, state, policy, ledger):
+    dry = weigh(found, state, dataclasses.replace(policy, dry_run=True), ledger)
+    wet = weigh(found, state, dataclasses.replace(policy, dry_run=False), ledger)
+    assert dry.order == wet.order
+    assert dry.given(state) is None
+    assert (wet.given(state) is None) == (wet.order is None)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gain_ratio=st.floats(0.05, 0.9),
+    cost_seconds=st.floats(1.0, 500.0),
+    duration_seconds=st.floats(1.0, 20_000.0),
+    step_seconds=st.floats(0.5, 20.0),
+)
+def test_ski_rental_costs_at_most_twice_the_best_in_hindsight(gain_ratio, cost_seconds, duration_seconds, step_seconds):
+    """A fault of any duration; the run goes on long after it. Time moves in steps, so one step's loss is allowed for."""
+    slow = Fault("hardware", ((0, 1),))
+    found = every(candidate(Kind.EXCLUDE, gain_ratio, cost_seconds))
+    ledger, lasted, paid = Ledger(), 0.0, 0.0
+    while lasted < duration_seconds:
+        state = situation(fault=slow, lasting_seconds=lasted, seconds_left=1e6, step_seconds=step_seconds)
+        decision = weigh(found, state, POLICY, ledger)
+        if decision.order is not None:
+            paid += cost_seconds
+            break
+        assert decision.loss_ratio == gain_ratio
+        endured = min(step_seconds, duration_seconds - lasted) * gain_ratio
+        ledger = ledger.endured(slow, endured)
+        paid += endured
+        lasted += step_seconds
+    best = min(gain_ratio * duration_seconds, cost_seconds)
+    assert paid <= 2 * best + gain_ratio * step_seconds + 1e-9 * paid
+
+
+def test_a_restart_waits_until_the_loss_has_reached_its_cost():
+    slow = Fault("hardware", ((0, 1),))
+    found = every(candidate(Kind.EXCLUDE, 0.3, 60.0))
+    early = weigh(found, situation(fault=slow), POLICY, Ledger().endured(slow, 59.0))
+    assert early.order is None
+    assert verdict(early, Kind.EXCLUDE) is Verdict.WAITS
+    assert early.reason == "exclude a node waits: the loss so far is 59.0 s, its cost 60.0 s"
+    late = weigh(found, situation(fault=slow), POLICY, Ledger().endured(slow, 60.0))
+    assert late.order.kind is Kind.EXCLUDE
+    assert late.order.horizon_seconds == 3600
+
+
+def test_what_moves_in_place_is_ordered_at_once_while_a_restart_waits():
+    slow = Fault("hardware", ((0, 1),))
+    found = every(candidate(Kind.EXCLUDE, 0.5, 60.0), candidate(Kind.MICROBATCHES, 0.2, 0.0))
+    decision = weigh(found, situation(fault=slow), POLICY, Ledger())
+    assert decision.order.kind is Kind.MICROBATCHES
+    assert verdict(decision, Kind.EXCLUDE) is Verdict.WAITS
+
+
+@pytest.mark.parametrize(
+    ("fields", "horizon_seconds"),
+    [
+        ({"fault": Fault("hardware")}, 600),
+        ({"fault": Fault("hardware"), "lasting_seconds": 600.0}, 3600),
+        ({"fault": Fault("hardware"), "seconds_left": 100.0}, 100),
+        ({"fault": Fault("hardware"), "seconds_left": None}, 600),
+        ({"fault": Fault("hardware"), "seconds_left": None, "lasting_seconds": 900.0}, 900),
+        ({"fault": Fault("intrinsic")}, 3600),
+        ({"fault": Fault("intrinsic"), "seconds_left": None}, 600),
+    ],
+)
+def test_a_fault_of_the_hardware_counts_for_ten_minutes_unless_it_lasts(fields, horizon_seconds):
+    decision = weigh(every(candidate(Kind.LAYERS)), situation(**fields), POLICY, Ledger())
+    assert decision.order.horizon_seconds == horizon_seconds
+
+
+def test_an_order_that_gains_too_little_or_costs_too_much_is_not_given():
+    found = every(candidate(Kind.LAYERS, 0.0199, 0.0), candidate(Kind.SCHEDULE, 0.1, 180.0))
+    decision = weigh(found, situation(), POLICY, Ledger())
+    assert decision.order is None
+    assert decision.reason == "nothing is worth its cost"
+    assert verdict(decision, Kind.LAYERS) is Verdict.TOO_LITTLE
+    assert verdict(decision, Kind.SCHEDULE) is Verdict.TOO_DEAR  # 0.1 x 3600 s is twice its cost, not more
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "the stages are apart"),
+        ({"triggered": False}, ""),
+        ({"fault": Fault("none")}, ""),
+        ({"triggered": False, "utilization_ratio": 0.8}, ""),
+        ({"triggered": False, "utilization_ratio": 0.79}, "the devices are used 79%, below 80%"),
+        ({"triggered": False, "asked": True}, "a user asks"),
+    ],
+)
+def test_what_asks_for_a_plan(fields, reason):
+    assert asks(situation(**fields), POLICY) == reason
+
+
+def test_a_slow_link_asks_for_a_plan():
+    links = (Link(0.05, 1e9), Link(0.0501, 1e9))
+    hardware = dataclasses.replace(situation().hardware, links=links)
+    assert asks(situation(triggered=False, hardware=hardware), POLICY) == "the link after stage 1 is slow"
+
+
+def test_nothing_is_ordered_that_nothing_asks_for():
+    decision = weigh(every(candidate(Kind.LAYERS)), situation(triggered=False), POLICY, Ledger())
+    assert decision.order is None
+    assert decision.reason == "nothing asks for a change"
+    assert verdict(decision, Kind.LAYERS) is Verdict.WORTH
+
+
+def test_an_unknown_cause_is_only_reported():
+    found = every(*(candidate(kind) for kind in Kind))
+    decision = weigh(found, situation(fault=Fault("unknown"), utilization_ratio=0.1), POLICY, Ledger())
+    assert decision.order is None
+    assert decision.reason == "the cause is unknown: nothing is tried against it"
+    assert {verdict(decision, kind) for kind in Kind if kind is not Kind.NOTHING} == {Verdict.BESIDE}
+
+
+def test_uneven_data_is_repacked_and_no_layer_moves():
+    found = every(candidate(Kind.LAYERS, 0.5, 0.0), candidate(Kind.REPACK, 0.1, 0.0))
+    decision = weigh(found, situation(fault=Fault("data")), POLICY, Ledger())
+    assert decision.order.kind is Kind.REPACK
+    assert verdict(decision, Kind.LAYERS) is Verdict.BESIDE
+
+
+def test_what_failed_is_not_tried_again():
+    failed = Given(0.0, Kind.LAYERS, Fault("intrinsic"), 2.0, 0.1, measured_gain_ratio=0.01)
+    found = every(candidate(Kind.LAYERS, 0.2, 0.0), candidate(Kind.SCHEDULE, 0.1, 0.0))
+    decision = weigh(found, situation(now_seconds=1000.0), POLICY, Ledger(orders=(failed,)))
+    assert decision.order.kind is Kind.SCHEDULE
+    assert verdict(decision, Kind.LAYERS) is Verdict.FAILED
+
+
+def test_a_head_as_heavy_as_two_layers_moves_one_of_them():
+    """4|4 and a head of two layers: the end stage has 6 layers' work; 5|3 makes it 5 and 5."""
+    head = dataclasses.replace(LAYER, forward_seconds=0.2, backward_input_seconds=0.2, backward_weight_seconds=0.2)
+    costs = dataclasses.replace(situation().costs, head=head)
+    decision = decide(situation(costs=costs, toll=Toll()), POLICY, Ledger())
+    assert decision.order.kind is Kind.LAYERS
+    assert decision.order.plan.layout == Layout((5, 3), 2)
+    # 1F1B, t = 0.3 s a layer: (8 - 1) x 6 t + 4 t + 6 t before, 9 x 5 t after.
+    assert decision.order.gain_ratio == pytest.approx(1 - 45 / 52, rel=1e-12)
+    assert decision.order.predicted_step_seconds == pytest.approx(2 * 45 / 52, rel=1e-12)
+
+
+def test_what_was_given_is_kept_with_its_promise():
+    state = situation(now_seconds=50.0)
+    order = weigh(every(candidate(Kind.LAYERS)), state, POLICY, Ledger()).given(state)
+    assert order == Given(50.0, Kind.LAYERS, Fault("intrinsic"), 2.0, 0.1)

@@ -1,0 +1,207 @@
+"""Which order to give, or none, and why: every candidate weighed by what it brings, what it costs and how sure it is.
+
+An order must save `least_gain_ratio` of a step, and over its horizon `gain_over_cost` times its cost. What moves in
+place is ordered at once. What restarts the job is ordered when the loss since the trigger has reached its cost: whoever
+rents until the rent paid equals the price, and buys then, never pays more than twice of what the best choice in
+hindsight would have cost (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988, "Competitive snoopy caching").
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from trimtab.balance.candidates import Candidate, candidates
+from trimtab.balance.ledger import Given, Ledger
+from trimtab.balance.situation import Kind, Situation
+from trimtab.protocol import Balance
+
+_OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})
+REMEDIES = {
+    "intrinsic": _OF_THE_PLAN,
+    "hardware": frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.EXCLUDE}),
+    "data": frozenset({Kind.REPACK}),
+    "unknown": frozenset[Kind](),
+    "none": _OF_THE_PLAN,
+}
+"""What helps against each cause. Against an unknown one nothing is tried."""
+
+
+class Verdict(StrEnum):
+    """What became of a candidate. Where nothing is ordered, it is doing nothing that is chosen."""
+
+    CHOSEN = "chosen"
+    WORTH = "worth it"
+    NOT_CHOSEN = "not chosen"
+    WAITS = "waits"
+    TOO_LITTLE = "too little"
+    TOO_DEAR = "too dear"
+    FAILED = "failed before"
+    BESIDE = "beside the cause"
+    NO_ROOM = "does not fit"
+    UNSURE = "unsure"
+    IMPOSSIBLE = "not possible"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Considered(Candidate):
+    """A candidate and its verdict."""
+
+    horizon_seconds: float | None = None
+    """How long its gain is counted."""
+    net_seconds: float | None = None
+    """Gain over the horizon, less the cost."""
+    verdict: Verdict
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do, and everything that was considered."""
+
+    order: Considered | None
+    """None: nothing."""
+    considered: tuple[Considered, ...]
+    """One of each kind."""
+    reason: str
+    """Why this one, or why none."""
+    dry_run: bool
+    """Whether the order is only told."""
+    loss_ratio: float = 0.0
+    """Share of the time that goes by which the best restart would save: what a ledger endures until it is ordered."""
+
+    def given(self, situation: Situation) -> Given | None:
+        """The order as a ledger keeps it; None where there is none, or it is only told."""
+        order = self.order
+        if order is None or order.gain_ratio is None or self.dry_run:
+            return None
+        step_seconds = situation.step_seconds or self.considered[0].predicted_step_seconds or 0.0
+        return Given(situation.now_seconds, order.kind, situation.fault, step_seconds, order.gain_ratio)
+
+
+def decide(situation: Situation, policy: Balance, ledger: Ledger) -> Decision:
+    """Weigh everything that could be done."""
+    return weigh(candidates(situation), situation, policy, ledger)
+
+
+def weigh(found: Sequence[Candidate], situation: Situation, policy: Balance, ledger: Ledger) -> Decision:
+    """Choose among candidates, one of each kind.
+
+    Nothing is ordered unless something asks for it (an imbalance, a user, idle devices, a slow link), within the rest
+    after an order, or beyond the orders of an hour.
+    """
+    considered = tuple(_weighed(candidate, situation, policy, ledger) for candidate in found)
+    worth = [one for one in considered if one.verdict is Verdict.WORTH]
+    hindrance = _hindrance(situation, policy, ledger)
+    best = None if hindrance else max(worth, key=_net_seconds, default=None)
+    kind = best.kind if best else Kind.NOTHING
+    considered = tuple(replace(one, verdict=Verdict.CHOSEN) if one.kind is kind else one for one in considered)
+    order = next((one for one in considered if one.kind is kind and kind is not Kind.NOTHING), None)
+    return Decision(
+        order=order,
+        considered=considered,
+        reason=_reason(order, considered, hindrance, situation),
+        dry_run=policy.dry_run,
+        loss_ratio=_loss_ratio(considered),
+    )
+
+
+def asks(situation: Situation, policy: Balance) -> str:
+    """Why a better plan is looked for; empty: nothing asks for one."""
+    if situation.triggered and situation.fault.cause != "none":
+        return "the stages are apart"
+    slow = [
+        stage for stage, link in enumerate(situation.hardware.links) if link.latency_seconds > policy.slow_link_seconds
+    ]
+    if slow:
+        return f"the link after stage {slow[0]} is slow"
+    utilization = situation.utilization_ratio
+    if utilization is not None and utilization < policy.least_utilization_ratio:
+        return f"the devices are used {utilization:.0%}, below {policy.least_utilization_ratio:.0%}"
+    return "a user asks" if situation.asked else ""
+
+
+def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger: Ledger) -> Considered:
+    gain_ratio, cost_seconds = candidate.gain_ratio, candidate.cost_seconds
+    if gain_ratio is None or cost_seconds is None:
+        return Considered(**vars(candidate), verdict=Verdict.IMPOSSIBLE, reason=candidate.obstacle)
+    loss_seconds = ledger.loss_of(situation.fault)
+    horizon_seconds = _horizon_seconds(situation, policy, lasts=loss_seconds >= cost_seconds)
+    brought_seconds = gain_ratio * horizon_seconds
+    verdict = Verdict.WORTH
+    reason = f"saves {brought_seconds:,.1f} s of {horizon_seconds:,.0f} s, and costs {cost_seconds:,.1f} s"
+    if candidate.obstacle:
+        verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
+    elif candidate.kind is Kind.NOTHING:
+        verdict, reason = Verdict.NOT_CHOSEN, "what everything else is held against"
+    elif candidate.kind not in REMEDIES[situation.fault.cause]:
+        verdict, reason = Verdict.BESIDE, f"does not help against a cause that is {situation.fault.cause}"
+    elif candidate.doubt:
+        verdict, reason = Verdict.UNSURE, candidate.doubt
+    elif not candidate.fits:
+        verdict, reason = Verdict.NO_ROOM, "a stage needs more memory than it has"
+    elif candidate.kind in ledger.failed(situation.fault):
+        verdict, reason = Verdict.FAILED, "brought less than half of what was promised, against the same cause"
+    elif gain_ratio < policy.least_gain_ratio:
+        verdict, reason = Verdict.TOO_LITTLE, f"saves less than {policy.least_gain_ratio:.0%} of a step"
+    elif brought_seconds <= policy.gain_over_cost * cost_seconds:
+        verdict = Verdict.TOO_DEAR
+        reason = (
+            f"saves {brought_seconds:,.1f} s, not {policy.gain_over_cost:g} times the cost of {cost_seconds:,.1f} s"
+        )
+    elif candidate.kind.restarts and loss_seconds < cost_seconds:
+        verdict, reason = Verdict.WAITS, f"the loss so far is {loss_seconds:,.1f} s, its cost {cost_seconds:,.1f} s"
+    return Considered(
+        **vars(candidate),
+        horizon_seconds=horizon_seconds,
+        net_seconds=brought_seconds - cost_seconds,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _horizon_seconds(situation: Situation, policy: Balance, lasts: bool) -> float:
+    """How long a gain is counted: to the end of the run, and where that is not known, as long again as it has lasted.
+
+    A fault of the hardware may pass: it counts for `hardware_horizon_seconds`, until it has lasted as long, or has cost
+    as much as the remedy does.
+    """
+    new_seconds = policy.hardware_horizon_seconds
+    left_seconds = situation.seconds_left
+    if left_seconds is None:
+        return max(new_seconds, situation.lasting_seconds)
+    lasts = lasts or situation.lasting_seconds >= new_seconds
+    return left_seconds if lasts or situation.fault.cause != "hardware" else min(left_seconds, new_seconds)
+
+
+def _hindrance(situation: Situation, policy: Balance, ledger: Ledger) -> str:
+    """Why nothing is ordered, whatever it would bring; empty: something may be."""
+    if not asks(situation, policy):
+        return "nothing asks for a change"
+    if resting := ledger.cooling_seconds(situation.now_seconds, policy):
+        return f"the last order's effect is still measured, for {resting:.0f} s"
+    if ledger.orders_within_hour(situation.now_seconds) >= policy.orders_per_hour:
+        return f"{policy.orders_per_hour} orders were given within an hour"
+    return ""
+
+
+def _reason(order: Considered | None, considered: Sequence[Considered], hindrance: str, situation: Situation) -> str:
+    if order is not None:
+        return f"{order.kind}: {order.reason}"
+    if hindrance:
+        return hindrance
+    if situation.fault.cause == "unknown":
+        return "the cause is unknown: nothing is tried against it"
+    waiting = [one for one in considered if one.verdict is Verdict.WAITS]
+    if waiting:
+        return f"{waiting[0].kind} waits: {waiting[0].reason}"
+    return "nothing is worth its cost"
+
+
+def _loss_ratio(considered: Sequence[Considered]) -> float:
+    awaited = (Verdict.WORTH, Verdict.CHOSEN, Verdict.WAITS, Verdict.TOO_DEAR)
+    restarts = [one.gain_ratio or 0.0 for one in considered if one.kind.restarts and one.verdict in awaited]
+    return max(restarts, default=0.0)
+
+
+def _net_seconds(considered: Considered) -> float:
+    return considered.net_seconds or 0.0
