@@ -25,8 +25,8 @@ class StageTimes:
     backward_seconds: float
 
 
-class _Timer(Protocol):
-    """What a schedule expects `timers(name)` to return."""
+class Timer(Protocol):
+    """What a schedule expects `timers(name)` to return, and the sum of what it timed since it was last read."""
 
     def start(self, barrier: bool = False) -> None: ...
     def stop(self, barrier: bool = False) -> None: ...
@@ -37,16 +37,20 @@ class StageClock:
     """Give it to a model as `config.timers`; read it once a step."""
 
     def __init__(self, cuda: bool) -> None:
-        make = _EventTimer if cuda else _CpuTimer
-        self._timers: dict[str, _Timer] = {FORWARD: make(), BACKWARD: make()}
+        self._timers = {FORWARD: make_timer(cuda), BACKWARD: make_timer(cuda)}
         self._ignored = _IgnoredTimer()
 
-    def __call__(self, name: str, log_level: int | None = None) -> _Timer:
+    def __call__(self, name: str, log_level: int | None = None) -> Timer:
         return self._timers.get(name, self._ignored)
 
     def read(self) -> StageTimes:
         """What was timed since the last call. On a GPU it waits for the events: call it after the optimizer step."""
         return StageTimes(self._timers[FORWARD].read_seconds(), self._timers[BACKWARD].read_seconds())
+
+
+def make_timer(cuda: bool) -> Timer:
+    """A timer of compute: by events on a GPU, where reading it waits for the last; by CPU time of the process else."""
+    return _EventTimer() if cuda else _CpuTimer()
 
 
 class _CpuTimer:

@@ -13,13 +13,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trimtab.protocol import Hello, Job, Notice, StepReport, layout_of
+from trimtab.protocol import Hello, Job, Notice, Probe, StepReport, layout_of
 from trimtab_megatron.checkpoint import Checkpoints, Progress
 from trimtab_megatron.control import Control
 from trimtab_megatron.data import Dataset, microbatch_indices, open_dataset
 from trimtab_megatron.identity import RankError, introduction
 from trimtab_megatron.model import build_chunks, padded_vocabulary, transformer_config
 from trimtab_megatron.optimizer import build_optimizer, build_schedule, learning_rate
+from trimtab_megatron.probe import product_seconds
 from trimtab_megatron.world import World
 
 
@@ -74,10 +75,12 @@ def train(run: Run) -> None:
     interval = run.job.train.checkpoint_interval_steps
     while run.progress.step < run.job.train.steps:
         order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
-        if order and run.checkpoints is None:
+        if order in ("checkpoint", "stop") and run.checkpoints is None:
             run.tell("checkpoint", f"told to {order}, but train.checkpoint_directory is empty: nothing is saved")
         if order == "stop":
             break
+        if order == "probe":
+            probe(run)
         if order == "checkpoint" or (interval and run.progress.step and run.progress.step % interval == 0):
             save(run)
         take_step(run)
@@ -171,6 +174,12 @@ def save(run: Run) -> None:
     """Write a checkpoint of the current step, unless there is one."""
     if run.checkpoints is not None and run.checkpoints.saved_step != run.progress.step:
         run.tell("checkpoint", run.checkpoints.save(run.progress))
+
+
+def probe(run: Run) -> None:
+    """Time the fixed matrix product, and report it."""
+    seconds = product_seconds(run.world.device, run.config.params_dtype)
+    run.control.send(Probe(run.world.identity.rank, run.progress.step, seconds))
 
 
 def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:

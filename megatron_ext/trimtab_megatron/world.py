@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=10)
 AGREEMENT_TIMEOUT = timedelta(hours=12)
 """How long they wait where one of them may build tokens or write a checkpoint; one that ends is noticed at once."""
 
-_ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop")
+_ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop", "probe")
 
 
 @dataclass(frozen=True)
