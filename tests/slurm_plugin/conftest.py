@@ -101,6 +101,7 @@ def make_training(start, end):
         stages={"step": np.array([], dtype=np.int64), "forward_seconds": np.array([])},
         ranks={"rank": np.array([0, 1]), "node": np.array(["n1", "n2-longer"])},
         events=(),
+        probes={"step": np.array([5, 5]), "rank": np.array([0, 1]), "seconds": np.array([0.25, 0.5])},
     )
 
 

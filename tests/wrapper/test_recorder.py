@@ -1,6 +1,6 @@
 import numpy as np
 
-from trimtab.protocol import Done, Failed, Hello, Job, Notice, StepReport, job_to_json
+from trimtab.protocol import Done, Failed, Hello, Job, Notice, Probe, StepReport, job_to_json
 from trimtab.recorder import Recorder, RunIdentity, recover
 from trimtab_slurm import profile
 
@@ -34,6 +34,9 @@ def test_a_run_becomes_the_training_part(tmp_path):
     assert np.isnan(training.steps["gradient_norm"]).all()  # nobody measured it
     np.testing.assert_array_equal(training.stages["stage"], [0, 1, 0, 1])
     np.testing.assert_array_equal(training.stages["backward_seconds"], [0.5, 1.5, 0.5, 1.5])
+    np.testing.assert_array_equal(training.stages["microbatches"], [4] * 4)
+    np.testing.assert_array_equal(training.stages["squared_lengths"], [512] * 4)
+    assert training.probes == {}  # nobody asked for one
     assert training.ranks["device"].tolist() == ["cpu-n1-task0", "cpu-n2-task1"]
     assert training.ranks["layers"].tolist() == ["0-1", "2-3"]
     assert [(event.kind, event.text) for event in training.events] == [
@@ -70,6 +73,18 @@ def test_a_failure_is_an_event_that_names_the_rank(tmp_path):
     recorder.message(Failed(1, 2, "ValueError: bad", peer_lost=False))
     training = profile.read(recorder.finish(3, "rank 1 failed")).training
     assert training.events[-1].text == "rank 1: ValueError: bad"
+
+
+def test_probes_are_a_table_of_their_own(tmp_path):
+    recorder = Recorder(tmp_path, identity())
+    for rank, seconds in ((1, 0.25), (0, 0.5)):
+        recorder.message(Probe(rank, 5, seconds))
+    probes = profile.read(recorder.finish(0, "")).training.probes
+    assert {name: column.tolist() for name, column in probes.items()} == {
+        "step": [5, 5],
+        "rank": [1, 0],
+        "seconds": [0.25, 0.5],
+    }
 
 
 def test_a_run_without_a_step_is_a_part_too(tmp_path):

@@ -1,44 +1,37 @@
 """The line that a user reads while the job trains."""
 
 from collections import deque
-from collections.abc import Mapping
+
+import numpy as np
 
 from trimtab.balance.detect import imbalance
-from trimtab.balance.steps import Step, assemble
-from trimtab.protocol import Balance, Hello, StepReport
+from trimtab.balance.steps import Step
+from trimtab.protocol import Balance
 
 
 class Progress:
-    """Puts the ranks' reports of a step together, and words each complete step."""
+    """Words each step, with the imbalance over the latest ones."""
 
-    def __init__(self, world_size: int, steps: int, balance: Balance) -> None:
-        self._world_size = world_size
+    def __init__(self, steps: int, policy: Balance) -> None:
         self._steps = steps
-        self._balance = balance
-        self._pending: dict[int, list[StepReport]] = {}
-        self._window: deque[Step] = deque(maxlen=balance.window_steps)
+        self._policy = policy
+        self._window: deque[Step] = deque(maxlen=policy.window_steps)
 
-    def add(self, report: StepReport, ranks: Mapping[int, Hello]) -> str | None:
-        """The line of a step when `report` was the last that it lacked."""
-        reports = self._pending.setdefault(report.step, [])
-        reports.append(report)
-        if len(reports) < self._world_size:
-            return None
-        step = assemble(self._pending.pop(report.step), ranks)
+    def line(self, step: Step) -> str:
+        """The line of the next step."""
         self._window.append(step)
-        return self._line(step)
-
-    def _line(self, step: Step) -> str:
         loss = "   -  " if step.loss is None else f"{step.loss:6.3f}"
         width = len(str(self._steps))
         line = (
             f"step {step.step:{width}}/{self._steps}  loss {loss}  {step.tokens / step.duration_seconds:8,.0f} tokens/s"
         )
-        apart = imbalance(stage for past in self._window for stage in past.stages)
+        seconds = np.array([past.compute_seconds for past in self._window])
+        apart = imbalance(seconds, [past.step for past in self._window], step.places)
         if apart is None:
             return line
         line += f"  imbalance {apart.ratio:5.1%}"
-        if apart.ratio < self._balance.trigger_ratio:
+        if apart.ratio < self._policy.trigger_ratio:
             return line
-        replica = f" of replica {apart.replica}" if any(stage.replica for stage in step.stages) else ""
-        return f"{line}  stage {apart.stage}{replica} is the slowest"
+        replica, stage = apart.place
+        of_replica = f" of replica {replica}" if step.replicas > 1 else ""
+        return f"{line}  stage {stage}{of_replica} is the slowest"

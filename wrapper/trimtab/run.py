@@ -10,11 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab import launch, places
+from trimtab.balance.steps import Step
 from trimtab.control import ControlServer
 from trimtab.outcome import Outcome, Roll
 from trimtab.progress import Progress
 from trimtab.protocol import Job, Message, Order, Shape, StepReport, job_to_json
 from trimtab.recorder import Recorder, RunIdentity
+from trimtab.watching import Assembly, Lookout
 from trimtab_slurm.cluster import CommandLineClient
 
 STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
@@ -72,7 +74,9 @@ class _Run:
             ),
         )
         self._roll = Roll(job.train.steps)
-        self._progress = Progress(allocated.world_size, job.train.steps, job.balance)
+        self._assembly = Assembly(allocated.world_size)
+        self._lookout = Lookout(job.balance)
+        self._progress = Progress(job.train.steps, job.balance)
         self._printed_seconds = 0.0
         self._stop: signal.Signals | None = None
         self._server = ControlServer(self._receive, self._roll.lose)
@@ -109,14 +113,21 @@ class _Run:
     def _receive(self, rank: int, message: Message) -> None:
         self._recorder.message(message)
         self._roll.hear(rank, message)
-        if not isinstance(message, StepReport):
-            return
-        line = self._progress.add(message, self._roll.ranks)
+        if isinstance(message, StepReport) and (step := self._assembly.add(message, self._roll.ranks)):
+            self._see(step)
+
+    def _see(self, step: Step) -> None:
+        line = self._progress.line(step)
         now = time.monotonic()
-        last = message.step == self._plan.job.train.steps
-        if line and (last or now - self._printed_seconds >= PROGRESS_SECONDS):
+        if step.step == self._plan.job.train.steps or now - self._printed_seconds >= PROGRESS_SECONDS:
             self._printed_seconds = now
             print(line, flush=True)
+        sight = self._lookout.see(step)
+        if sight.event:
+            self._recorder.event("imbalance", sight.event)
+            print(f"trimtab: {sight.event}", flush=True)
+        if sight.probe and self._stop is None:
+            self._server.send(Order("probe", sight.probe))
 
     def _on_signal(self, number: signal.Signals, srun: asyncio.subprocess.Process) -> None:
         print(f"trimtab: {number.name}: the ranks save and stop at the next step", flush=True)

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from trimtab.balance.plan import Place
 from trimtab.protocol import Hello, StepReport
 
 
@@ -41,6 +42,21 @@ class Step:
     learning_rate: float | None
     consumed_samples: int | None
     stages: tuple[StageStep, ...]
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Of its stages, ascending."""
+        return tuple((stage.replica, stage.stage) for stage in self.stages)
+
+    @property
+    def replicas(self) -> int:
+        """How many have reported."""
+        return len({stage.replica for stage in self.stages})
+
+    @property
+    def compute_seconds(self) -> tuple[float, ...]:
+        """Of its stages, in the order of `places`."""
+        return tuple(stage.compute_seconds for stage in self.stages)
 
 
 def assemble(reports: Sequence[StepReport], ranks: Mapping[int, Hello]) -> Step:

@@ -1,0 +1,79 @@
+from trimtab.balance.detect import WARM_UP_STEPS
+from trimtab.protocol import Balance, Hello, StepReport
+from trimtab.watching import Assembly, Lookout, Sight
+
+POLICY = Balance(window_steps=4, trigger_windows=2)
+
+
+def ranks(places):
+    return {
+        rank: Hello("", rank, "n1", rank, 9, 0, stage, replica, (), 1, "")
+        for rank, (replica, stage) in enumerate(places)
+    }
+
+
+def report(rank, step, compute=1.0):
+    return StepReport(rank, step, 0.0, 2.0, compute / 3, compute * 2 / 3, 4, 1024, 65536, 0)
+
+
+def sights(places, computes):
+    """What a lookout sees at each step; `computes` [steps][places]."""
+    assembly, lookout, seen = Assembly(len(places)), Lookout(POLICY), {}
+    for step, compute in enumerate(computes, start=1):
+        for rank, seconds in enumerate(compute):
+            if whole := assembly.add(report(rank, step, seconds), ranks(places)):
+                seen[step] = lookout.see(whole)
+    return {step: sight for step, sight in seen.items() if sight != Sight()}
+
+
+ONE = [(0, 0), (0, 1), (0, 2)]
+TWO = [(0, 0), (0, 1), (1, 0), (1, 1)]
+WARM = WARM_UP_STEPS
+EVEN, SLOW = [1.0, 1.0, 1.0], [1.0, 1.0, 1.25]
+
+
+def test_a_step_is_whole_when_its_last_rank_has_reported():
+    assembly = Assembly(2)
+    assert assembly.add(report(0, 1), ranks(TWO)) is None
+    assert assembly.add(report(0, 2), ranks(TWO)) is None  # one rank may be ahead
+    assert assembly.add(report(1, 1), ranks(TWO)).step == 1
+    assert assembly.add(report(1, 2), ranks(TWO)).step == 2
+
+
+def test_a_step_that_lacks_a_report_is_given_up_with_the_next_whole_one():
+    assembly = Assembly(2)
+    assembly.add(report(0, 1), ranks(TWO))
+    assembly.add(report(0, 2), ranks(TWO))
+    assert assembly.add(report(1, 2), ranks(TWO)).step == 2
+    assert assembly.add(report(1, 1), ranks(TWO)) is None
+
+
+def test_level_stages_of_one_replica_are_probed_once_when_warm():
+    assert sights(ONE, [EVEN] * 40) == {WARM: Sight(probe="the ranks are warm")}
+
+
+def test_coming_apart_is_told_once_and_probed():
+    seen = sights(ONE, [EVEN] * (WARM + 4) + [SLOW] * 30)
+    assert seen == {
+        WARM: Sight(probe="the ranks are warm"),
+        WARM + 12: Sight(
+            f"since step {WARM + 5} stage 2 takes 25.0% longer than the median stage, at least 25.0%",
+            "the stages have come apart",
+        ),
+    }
+
+
+def test_being_level_again_is_told():
+    seen = sights(ONE, [SLOW] * (WARM + 8) + [EVEN] * 8)
+    since = f"the stages are level again since step {WARM + 9}"
+    assert seen[WARM + 12] == Sight(f"{since}: stage 0 takes 0.0% longer than the median stage, at most 0.0%")
+
+
+def test_with_several_replicas_the_replica_is_named_and_none_is_probed():
+    seen = sights(TWO, [[1.0, 1.0, 1.2, 1.0]] * (WARM + 8))
+    text = f"since step {WARM + 1} stage 0 of replica 1 takes 20.0% longer than the median stage, at least 20.0%"
+    assert seen == {WARM + 8: Sight(text)}
+
+
+def test_one_stage_is_neither_watched_nor_probed():
+    assert sights([(0, 0)], [[1.0]] * 40) == {}
