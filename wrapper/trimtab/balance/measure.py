@@ -1,7 +1,7 @@
 """What each part of the model costs and how fast each place is, from the compute that the ranks report.
 
-`stage_seconds` takes speeds of replicas and workload out of the samples, `part_seconds` takes what remains of each stage
-apart. What the samples leave open is decided by assumptions, and each that was needed is told.
+`stage_seconds` takes the speeds of replicas and the workload out of the samples; `part_seconds` takes what remains of
+each stage apart. What the samples leave open is decided by assumptions, and each that was needed is told.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ from itertools import groupby
 
 import numpy as np
 
-from trimtab.balance.part_seconds import PROBE_ERROR, PartSeconds, contents, measure_parts
+from trimtab.balance.part_seconds import PROBE_ERROR, Booleans, PartSeconds, contents, measure_parts
 from trimtab.balance.plan import Costs, Floats, Part, Place
 from trimtab.balance.samples import Samples, samples_of
 from trimtab.balance.stage_seconds import StageSeconds, measure_stage, usable, workload
@@ -96,10 +96,8 @@ def costs_of(measured: Measured, prior: Costs) -> Costs:
     Raises ValueError where a part was not measured: then `measure` was not given the prior.
     """
     parts = (prior.embedding, *prior.layers, prior.head)
-    seconds = zip(measured.forward_seconds, measured.backward_seconds, parts, strict=True)
-    embedding, *layers, head = (
-        _with_seconds(part, float(forward), float(backward)) for forward, backward, part in seconds
-    )
+    seconds = measured.forward_seconds.tolist(), measured.backward_seconds.tolist()
+    embedding, *layers, head = map(_with_seconds, parts, *seconds)
     return replace(prior, layers=tuple(layers), embedding=embedding, head=head)
 
 
@@ -150,8 +148,9 @@ def _ratios(prior: Costs | None, layers: int) -> Floats:
     if prior is None:
         return np.pad(np.ones((2, layers)), ((0, 0), (1, 1)), constant_values=np.nan)
     parts = (prior.embedding, *prior.layers, prior.head)
-    seconds = np.array([[part.forward_seconds for part in parts], [part.backward_seconds for part in parts]])
-    return seconds / seconds[:, 1:-1].mean(axis=1, keepdims=True)
+    seconds: Floats = np.array([[part.forward_seconds for part in parts], [part.backward_seconds for part in parts]])
+    mean: Floats = seconds[:, 1:-1].mean(axis=1, keepdims=True)
+    return seconds / mean
 
 
 def _of_workload(samples: Samples, stages: Sequence[StageSeconds]) -> Iterable[str]:
@@ -163,8 +162,8 @@ def _of_workload(samples: Samples, stages: Sequence[StageSeconds]) -> Iterable[s
         yield "Not all reports tell squared lengths: the workload counts by tokens alone."
     if confounded := [stage.stage for stage in stages if stage.lengths_open]:
         yield (
-            f"Squared lengths vary on {_name('stage', confounded)}, but too little apart from the replicas to tell what "
-            "they cost: the workload counts by tokens alone."
+            f"{_name('Stage', confounded)}: squared lengths vary too little apart from the replicas to tell what they "
+            "cost: the workload counts by tokens alone."
         )
 
 
@@ -190,8 +189,8 @@ def _of_speeds(
         )
     if several := [stage.stage for stage in alone if stage.replicas > 1]:
         yield (
-            f"{_name('Stage', several)}: the median speed of the replicas (of two: the faster) is taken as 1; what slows "
-            "all of them alike is read as the cost of layers."
+            f"{_name('Stage', several)}: the median speed of the replicas (of two: the faster) is taken as 1; what "
+            "slows all of them alike is read as the cost of layers."
         )
     for group in groups:
         if len(group) > 1:
@@ -205,8 +204,10 @@ def _of_speeds(
 def _of_parts(
     parts: PartSeconds, stages: Sequence[StageSeconds], layouts: Sequence[Layout], has_prior: bool
 ) -> Iterable[str]:
-    by_samples, by_layers, at_last = (opened.any(axis=0) for opened in parts.opened)
-    seen = np.any([contents(layouts[layout])[stage.stage] for stage in stages for layout in stage.layouts], axis=0)
+    by_samples, by_layers, at_last = (np.asarray(opened.any(axis=0)) for opened in parts.opened)
+    seen: Booleans = np.any(
+        [contents(layouts[layout])[stage.stage] for stage in stages for layout in stage.layouts], axis=0
+    )
     alike = "in the prior's proportions" if has_prior else "as if all were alike"
     shared = by_samples & seen & ~at_last
     names = ["the embedding", *map(str, range(len(shared) - 2)), "the head"]

@@ -72,7 +72,7 @@ class PartSeconds:
 def measure_parts(
     stages: Sequence[StageSeconds], layouts: Sequence[Layout], ratios: Floats, probes: Mapping[int, float]
 ) -> PartSeconds:
-    """Seconds of the parts. `ratios` [2, P] are a prior's, to the mean layer; `probes` log speeds of stages by index."""
+    """Seconds of the parts. `ratios` [2, P] are a prior's, to a layer; `probes` log speeds of stages by index."""
     equations = _Equations(stages, np.stack([contents(layout) for layout in layouts]), ratios, probes)
     held: dict[tuple[int, int], float] = {}
     while True:
@@ -146,18 +146,19 @@ class _Equations:
             touched = np.abs(own).max(axis=1) > _SETTLED
             total[touched] += np.einsum("ij,jk,ik->i", own[touched], stage.covariance, own[touched])
             first += len(stage.covariance)
-        return total + (slopes[:, first:] ** 2).sum(axis=1) * PROBE_ERROR**2
+        return np.asarray(total + (slopes[:, first:] ** 2).sum(axis=1) * PROBE_ERROR**2)
 
     def _unit(self) -> Floats:
         """[2] About the seconds of a layer."""
-        layers = np.nan_to_num(self.ratios)
+        layers: Floats = np.nan_to_num(self.ratios)
         units: list[Floats] = [
             np.exp(stage.log_seconds[2 * row : 2 * row + 2]) / held
             for stage in self.stages
             for row, layout in enumerate(stage.layouts)
             if (held := layers @ self.contents[layout, stage.stage]).min() > 0
         ]
-        return np.median(units or [np.exp(stage.log_seconds[:2]) for stage in self.stages], axis=0)
+        units = units or [np.exp(stage.log_seconds[:2]) for stage in self.stages]
+        return np.asarray(np.median(units, axis=0))
 
     def _tolerances(self) -> Floats:
         tolerances = np.full(self.unknowns, COST_TOLERANCE)
@@ -173,7 +174,7 @@ class _Equations:
         for index, stage in enumerate(self.stages):
             speed = 2 * self.parts + index
             rows = np.zeros((len(stage.log_seconds), self.unknowns))
-            for row, log_seconds in enumerate(stage.log_seconds):
+            for row, log_seconds in enumerate(stage.log_seconds.tolist()):
                 direction = row % 2
                 held = self.contents[stage.layouts[row // 2], stage.stage]
                 # sum of parts = seconds x speed, over the right side, and exp(x) = exp(x0) (1 + x - x0)
@@ -188,11 +189,11 @@ class _Equations:
             blocks.append(whiten @ rows)
             targets.append(whiten @ values)
         for number, (index, log_speed) in enumerate(self.probes.items()):
-            row, value = np.zeros((1, self.unknowns)), np.zeros((1, 1 + self.dependent))
-            row[0, 2 * self.parts + index] = 1 / PROBE_ERROR
-            value[0, [0, first + number]] = log_speed / PROBE_ERROR, 1 / PROBE_ERROR
-            blocks.append(row)
-            targets.append(value)
+            rows, values = np.zeros((1, self.unknowns)), np.zeros((1, 1 + self.dependent))
+            rows[0, 2 * self.parts + index] = 1 / PROBE_ERROR
+            values[0, [0, first + number]] = log_speed / PROBE_ERROR, 1 / PROBE_ERROR
+            blocks.append(rows)
+            targets.append(values)
         return np.concatenate(blocks), np.concatenate(targets)
 
     def _groups(self, answer: OrderedLeastSquares) -> Groups:

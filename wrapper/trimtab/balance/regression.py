@@ -1,4 +1,4 @@
-"""Two kinds of least squares: robust, where some samples are wrong; and in order, where data do not decide everything."""
+"""Two kinds of least squares: robust, where samples may be wrong; and in order, where they do not decide everything."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

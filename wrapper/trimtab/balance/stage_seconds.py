@@ -91,7 +91,7 @@ class StageSeconds:
 
 
 def measure_stage(samples: Samples, work: Workload, stage: int, replicas: int) -> StageSeconds:
-    """Seconds of a stage under each layout, and the speeds of its replicas: the regression at the head of this module."""
+    """Seconds of a stage under each layout, and the speeds of its replicas."""
     at = np.flatnonzero(samples.stage == stage)
     layouts, layout = np.unique(samples.layout[at], return_inverse=True)
     present, replica = np.unique(samples.replica[at], return_inverse=True)
@@ -143,4 +143,4 @@ def _typical(log_speeds: Floats, covariance: Floats) -> Floats:
     apart = variances + variances[middle] - 2 * covariance[middle]
     error = np.sqrt(np.maximum(np.nan_to_num(apart), 0.0))
     agrees = np.abs(log_speeds - log_speeds[middle]) <= np.maximum(2 * error, 1e-6)
-    return agrees / agrees.sum()
+    return np.asarray(agrees / agrees.sum())
