@@ -171,11 +171,14 @@ def test_interleaving_needs_whole_groups_of_microbatches():
     assert obstacle == "the ranks have no other that fits these layers and microbatches"
 
 
-def test_where_the_memory_is_short_another_schedule_brings_less():
-    """1F1B holds 800 bytes on stage 0; interleaved chunks hold more, so what fits is uneven."""
-    other = found(Kind.SCHEDULE, situation(memory=4e6 * 18 + 800))
+def test_where_the_memory_is_short_another_schedule_recomputes():
+    """1F1B holds 800 bytes on stage 0; interleaved chunks hold more."""
+    short = situation(memory=4e6 * 18 + 800)
+    other = found(Kind.SCHEDULE, short)
     assert other.fits
-    assert other.gain_ratio < 0
+    assert any(other.plan.recomputed_layers)
+    unable = found(Kind.SCHEDULE, dataclasses.replace(short, recomputes=False))
+    assert unable.obstacle == "the ranks do not recompute layers"
 
 
 def test_repacking_brings_what_even_microbatches_would():

@@ -181,7 +181,7 @@ def test_a_dry_run_decides_as_any_other(found, state, policy, ledger):
     step_seconds=st.floats(0.5, 20.0),
 )
 def test_ski_rental_costs_at_most_twice_the_best_in_hindsight(gain_ratio, cost_seconds, duration_seconds, step_seconds):
-    """A fault of any duration; the run goes on long after it. Time moves in steps, so one step's loss is allowed for."""
+    """A fault of any duration; the run goes on long after it. Time moves in steps: one step's loss is allowed for."""
     slow = Fault("hardware", ((0, 1),))
     found = every(candidate(Kind.EXCLUDE, gain_ratio, cost_seconds))
     ledger, lasted, paid = Ledger(), 0.0, 0.0

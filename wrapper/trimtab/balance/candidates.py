@@ -5,15 +5,17 @@ One candidate of each kind, possible or not, in the order of `Kind`. Whether any
 
 import heapq
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
+from statistics import fmean
 
 import numpy as np
 
 from trimtab.balance.estimate import Estimate, estimate
+from trimtab.balance.even_chunks import even_chunks
 from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.partition import NoLayout, partition
-from trimtab.balance.plan import Hardware, Plan, Schedule
+from trimtab.balance.plan import Hardware, Part, Plan, Schedule
 from trimtab.balance.search import Configuration
 from trimtab.balance.situation import Kind, Situation
 from trimtab.balance.stage_costs import Recompute
@@ -100,27 +102,38 @@ class Outlook:
         moved_bytes = parameters * situation.memory.moved_bytes
         return situation.toll.reshape_seconds + moved_bytes / situation.toll.moved_bytes_per_second
 
-    def best_plan(self, schedule: Schedule, virtual: int, recompute: Recompute) -> Plan:
-        """With the best layout for a schedule; with as many chunks as now, the one that moves fewest bytes.
-
-        Raises NoLayout.
-        """
-        situation = self.situation
-        layout = situation.plan.layout
+    def best_plan(self, recompute: Recompute) -> Plan:
+        """With the best layout for the current schedule. Raises NoLayout."""
+        situation, plan = self.situation, self.situation.plan
         found = partition(
             situation.costs,
             situation.memory,
             situation.hardware,
-            schedule=schedule,
-            stages=layout.stages,
-            virtual=virtual,
-            microbatches=max(situation.plan.microbatches),
+            schedule=plan.schedule,
+            stages=plan.layout.stages,
+            virtual=plan.layout.virtual,
+            microbatches=max(plan.microbatches),
             recompute=recompute,
-            current=layout if virtual == layout.virtual else None,
+            current=plan.layout,
         )
-        return replace(
-            situation.plan, layout=found.layout, schedule=schedule, recomputed_layers=found.recomputed_layers
+        return replace(plan, layout=found.layout, recomputed_layers=found.recomputed_layers)
+
+    def rescheduled(self, schedule: Schedule, virtual: int) -> Plan:
+        """With the best layout of even chunks for another schedule, which takes all layers for typical ones.
+
+        Raises NoLayout.
+        """
+        situation, plan = self.situation, self.situation.plan
+        layout, recomputed_layers = even_chunks(
+            replace(situation.costs, layers=(_mean(situation.costs.layers),) * len(situation.costs.layers)),
+            situation.memory,
+            situation.hardware,
+            schedule=schedule,
+            stages=plan.layout.stages,
+            virtual=virtual,
+            microbatches=max(plan.microbatches),
         )
+        return replace(plan, layout=layout, schedule=schedule, recomputed_layers=recomputed_layers)
 
     def _estimate(self, plan: Plan, hardware: Hardware) -> Estimate:
         return estimate(self.situation.costs, self.situation.memory, plan, hardware)
@@ -138,7 +151,7 @@ def _layers(outlook: Outlook) -> Candidate:
     if outlook.situation.unsplit:
         return Candidate(kind=Kind.LAYERS, obstacle=outlook.situation.unsplit)
     try:
-        better = outlook.best_plan(plan.schedule, plan.layout.virtual, _recompute_mode(plan))
+        better = outlook.best_plan(_recompute_mode(plan))
     except NoLayout as error:
         return Candidate(kind=Kind.LAYERS, obstacle=str(error))
     if better.layout == plan.layout:
@@ -233,7 +246,7 @@ def _other_recomputations(outlook: Outlook) -> Iterator[Plan]:
     if least is not None and least != plan.recomputed_layers:
         yield replace(plan, recomputed_layers=least)
     try:
-        roomy = outlook.best_plan(plan.schedule, plan.layout.virtual, "fit")
+        roomy = outlook.best_plan("fit")
     except NoLayout:
         return
     if roomy.recomputed_layers != plan.recomputed_layers and roomy.layout != plan.layout:
@@ -263,7 +276,7 @@ def _schedule(outlook: Outlook) -> Candidate:
     found, obstacles = [], []
     for schedule, virtual in _other_schedules(outlook.situation):
         try:
-            other = outlook.best_plan(schedule, virtual, _recompute_mode(plan))
+            other = outlook.rescheduled(schedule, virtual)
         except NoLayout as error:
             obstacles.append(str(error))
             continue
@@ -274,7 +287,11 @@ def _schedule(outlook: Outlook) -> Candidate:
         reason = "the ranks have no other that fits these layers and microbatches"
         return Candidate(kind=Kind.SCHEDULE, obstacle=obstacles[0] if obstacles else reason)
     best = fastest(found)
-    return replace(best, doubt=_unknown_messages(outlook.situation, best.plan))
+    return replace(
+        best,
+        obstacle=_unable(outlook.situation, best.plan),
+        doubt=_unknown_messages(outlook.situation, best.plan),
+    )
 
 
 def _other_schedules(situation: Situation) -> Iterator[tuple[Schedule, int]]:
@@ -322,7 +339,6 @@ def _requeue(outlook: Outlook) -> Candidate:
     if best == now:
         return Candidate(kind=Kind.REQUEUE, obstacle=f"of all shapes, {now.shape} is the fastest")
     gain_ratio = 1 - shapes.best.estimate.step_seconds / shapes.current.estimate.step_seconds
-    recomputed = any(shapes.best.plan.recomputed_layers)
     return Candidate(
         kind=Kind.REQUEUE,
         change=f"{best}, layers {_shares(shapes.best.plan.layout)}",
@@ -331,9 +347,14 @@ def _requeue(outlook: Outlook) -> Candidate:
         predicted_step_seconds=outlook.step_seconds * (1 - gain_ratio),
         gain_ratio=gain_ratio,
         cost_seconds=outlook.situation.toll.restart_seconds,
-        obstacle=CANNOT_RECOMPUTE if recomputed and not outlook.situation.recomputes else "",
+        obstacle=_unable(outlook.situation, shapes.best.plan),
         doubt="" if outlook.situation.hardware.links else "how fast the devices exchange is not measured",
     )
+
+
+def _unable(situation: Situation, plan: Plan | None) -> str:
+    """Why the ranks cannot run a plan; empty: they can."""
+    return CANNOT_RECOMPUTE if plan and any(plan.recomputed_layers) and not situation.recomputes else ""
 
 
 def _exclude(outlook: Outlook) -> Candidate:
@@ -356,6 +377,10 @@ def _exclude(outlook: Outlook) -> Candidate:
     hardware = replace(situation.hardware, speeds=speeds)
     found = outlook.candidate(Kind.EXCLUDE, change, situation.plan, situation.toll.restart_seconds, hardware)
     return replace(found, exclude=slow)
+
+
+def _mean(parts: Sequence[Part]) -> Part:
+    return Part(*(fmean(getattr(part, field.name) for part in parts) for field in fields(Part)))
 
 
 def _shares(layout: Layout) -> str:
