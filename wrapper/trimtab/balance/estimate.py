@@ -1,5 +1,6 @@
 """What a plan would bring: costs, plan and hardware, put through the simulation. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 
@@ -14,13 +15,13 @@ class Estimate:
     """One step under a plan."""
 
     step_seconds: float
-    """The longest pipeline, and what a step takes beside it."""
+    """What the pipelines take, and what a step takes beside them."""
     stage_seconds: Floats
     """[R, S] compute of each stage in the step."""
     balance_ratio: float
     """Mean compute of all stages over that of the slowest."""
     bubble_ratio: float
-    """Share of the longest pipeline's duration in which the slowest stage is idle: it fills, drains or waits."""
+    """Share of the pipelines' duration in which the slowest stage is idle: it fills, drains or waits."""
     peak_memory_bytes: Floats
     """[S] the most that a rank holds: weights, gradients, optimizer state, activations."""
     fits: bool
@@ -30,7 +31,7 @@ class Estimate:
 
     @property
     def stage_efficiency_ratio(self) -> float:
-        """Mean compute of all stages over the longest pipeline's duration: balance_ratio x (1 - bubble_ratio)."""
+        """Mean compute of all stages over the pipelines' duration: balance_ratio x (1 - bubble_ratio)."""
         return self.balance_ratio * (1 - self.bubble_ratio)
 
 
@@ -98,7 +99,7 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
             )
         simulations.append(done[alike])
     seconds = np.array([simulation.busy_seconds for simulation in simulations])
-    longest = max(simulation.duration_seconds for simulation in simulations)
+    longest = together_seconds([simulation.duration_seconds for simulation in simulations], seconds, hardware)
     peak = np.max([simulation.peak_bytes for simulation in simulations], axis=0)
     return Estimate(
         step_seconds=longest + hardware.overhead_seconds,
@@ -109,3 +110,12 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
         fits=bool((peak <= hardware.memory_bytes).all()),
         simulations=tuple(simulations),
     )
+
+
+def together_seconds(pipeline_seconds: Sequence[float], stage_seconds: Floats, hardware: Hardware) -> float:
+    """How long the pipelines of all replicas take, which meet at the end of a step.
+
+    That is the longest of them, where each rank has a device of its own. Where ranks share cores it is no less than all
+    compute [R, S] over what the cores do at once; exact where a single stage keeps them busy.
+    """
+    return max(*pipeline_seconds, float(stage_seconds.sum()) / hardware.stages_at_once)

@@ -128,3 +128,5 @@ class Hardware:
     """[S] link s joins stage s and stage (s + 1) % S, each way at once; the last is only used by interleaved chunks."""
     overhead_seconds: float = 0.0
     """What a step takes beside the pipeline: reducing gradients, the optimizer."""
+    stages_at_once: float = np.inf
+    """How many stages, of all replicas, can compute at the same time: fewer than there are where ranks share cores."""
