@@ -8,7 +8,7 @@ that is the classic dynamic program of chains on chains (Pinar and Aykanat 2004,
 for 1D partitioning"). States whose remaining layers do not fit into the remaining stages' time are never made.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +21,41 @@ ROUNDING = 1e-9
 """Sums of seconds that are apart by less, relatively, are equal."""
 
 
-class TooManyStates(Exception):
-    """The search would look at more choices than it may."""
+class TooManyChoices(Exception):
+    """A search would look at more choices than it is allowed."""
+
+
+class Allowance:
+    """How many choices of a stage's layers may still be looked at. Counts, not seconds, so that results repeat."""
+
+    def __init__(self, choices: int) -> None:
+        self.choices = choices
+
+    def spend(self, choices: int) -> None:
+        """Raises TooManyChoices where there are fewer left."""
+        if choices > self.choices:
+            raise TooManyChoices
+        self.choices -= choices
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a search looks for: the fewest arriving bytes (where `moves`; else all count as 0), then the fastest slowest
+    stage (where `even`: the least unevenness)."""
+
+    limit_seconds: float
+    """No stage may be slower."""
+    moves: bool = False
+    even: bool = False
+    most_arriving: float = np.inf
+
+    def at_least(self, found: "Found | None") -> "Goal":
+        """The goal of finding something as good."""
+        if found is None:
+            return self
+        if self.moves or self.even:
+            return replace(self, most_arriving=found.arriving_bytes)
+        return replace(self, limit_seconds=found.second * (1 + ROUNDING))
 
 
 @dataclass(frozen=True)
@@ -34,8 +67,8 @@ class Window:
     most: Cuts
     """[C + 1] likewise, the last choice."""
 
-    def around(self, cuts: Cuts, reach: int) -> "Window":
-        """The part of this window whose cuts are at most `reach` layers off."""
+    def around(self, cuts: Cuts, reach: Cuts) -> "Window":
+        """The part of this window where each cut is at most its `reach` away from where it is."""
         return Window(np.maximum(self.least, cuts - reach), np.minimum(self.most, cuts + reach))
 
 
@@ -82,39 +115,18 @@ class _States:
     """[N] the state before the last stage."""
 
 
-def search(
-    table: StageCosts,
-    window: Window,
-    limit_seconds: float,
-    *,
-    moves: bool = False,
-    even: bool = False,
-    most_choices: int,
-) -> Found | None:
-    """The cuts with no stage slower than the limit that have the least arriving bytes (all count as 0 unless `moves`),
-    then the fastest slowest stage or, where `even`, the least unevenness. None where there are none.
-
-    Raises TooManyStates where that takes more than `most_choices` choices of a stage's layers.
-    """
-    budgets = table.budgets(limit_seconds)
-    if (budgets < -ROUNDING * abs(limit_seconds)).any():
+def search(table: StageCosts, window: Window, goal: Goal, allowance: Allowance) -> Found | None:
+    """The cuts that serve a goal best, None where none do. Raises TooManyChoices, see Allowance."""
+    budgets = table.budgets(goal.limit_seconds)
+    if (budgets < -ROUNDING * goal.limit_seconds).any():
         return None
-    starts = _round_starts(table, window, most_choices)
+    starts = _round_starts(table, window, allowance)
     zeros = np.zeros(len(starts))
     states = _States(np.arange(len(starts)), starts[:, :-1], zeros, zeros, np.arange(len(starts)))
     reached = [states]
     for stage in range(table.stages):
-        rows, ends = _choices(table, window, budgets, stage, starts, states, most_choices)
-        most_choices -= len(rows)
-        before = states.fronts[rows]
-        seconds, _ = table.settle(stage, before, ends)
-        fast = seconds <= limit_seconds
-        rows, before, ends, seconds = rows[fast], before[fast], ends[fast], seconds[fast]
-        arriving, second = states.arriving[rows], states.second[rows]
-        if moves:
-            arriving = arriving + table.arriving_bytes(stage, before, ends)
-        second = second + table.unevenness(stage, before, ends) if even else np.maximum(second, seconds)
-        states = _best_of_each(_States(states.start[rows], ends, arriving, second, rows))
+        rows, ends = _choices(table, window, budgets, stage, starts, states, allowance)
+        states = _best_of_each(_settled(table, goal, stage, states, rows, ends))
         if not len(states.start):
             return None
         reached.append(states)
@@ -122,30 +134,40 @@ def search(
     return Found(_walk_back(reached, best), float(states.arriving[best]), float(states.second[best]))
 
 
-def _spread(least: Cuts, most: Cuts, limit: int) -> tuple[Rows, Cuts]:
+def _settled(table: StageCosts, goal: Goal, stage: int, states: _States, rows: Rows, ends: Cuts) -> _States:
+    """The states that choices for a stage lead to, of those within the goal's limits."""
+    fronts, arriving, second = states.fronts[rows], states.arriving[rows], states.second[rows]
+    if goal.moves:
+        arriving = arriving + table.arriving_bytes(stage, fronts, ends)
+    seconds, _ = table.settle(stage, fronts, ends)
+    kept = np.isfinite(seconds) & (seconds <= goal.limit_seconds) & (arriving <= goal.most_arriving)
+    second = second + table.unevenness(stage, fronts, ends) if goal.even else np.maximum(second, seconds)
+    return _States(states.start[rows[kept]], ends[kept], arriving[kept], second[kept], rows[kept])
+
+
+def _spread(least: Cuts, most: Cuts, allowance: Allowance) -> tuple[Rows, Cuts]:
     """All numbers from least to most of each row: the rows they belong to, and the numbers."""
     counts = np.maximum(most - least + 1, 0)
     total = int(counts.sum())
-    if total > limit:
-        raise TooManyStates
+    allowance.spend(total)
     rows = np.repeat(np.arange(len(counts)), counts)
     firsts = np.cumsum(counts) - counts
     return rows, np.arange(total) - np.repeat(firsts - least, counts)
 
 
-def _round_starts(table: StageCosts, window: Window, limit: int) -> Cuts:
+def _round_starts(table: StageCosts, window: Window, allowance: Allowance) -> Cuts:
     """[G, v + 1] every choice of the first layers of the rounds, and the end."""
     before = _least_layers_before(table.stages * table.virtual)
     starts = np.zeros((1, 1), dtype=np.int64)
     for chunk in range(table.stages, table.stages * table.virtual + 1, table.stages):
         least = np.maximum(starts[:, -1] + before[chunk] - before[chunk - table.stages], window.least[chunk])
-        rows, begin = _spread(least, np.full_like(least, window.most[chunk]), limit)
+        rows, begin = _spread(least, np.full_like(least, window.most[chunk]), allowance)
         starts = np.column_stack([starts[rows], begin])
     return starts
 
 
 def _choices(
-    table: StageCosts, window: Window, budgets: Floats, stage: int, starts: Cuts, states: _States, limit: int
+    table: StageCosts, window: Window, budgets: Floats, stage: int, starts: Cuts, states: _States, allowance: Allowance
 ) -> tuple[Rows, Cuts]:
     """Every choice of layers for a stage that its time and the stages after it allow: [N] state, and [N, v] ends."""
     before = _least_layers_before(table.stages * table.virtual)
@@ -168,7 +190,7 @@ def _choices(
         if turn == table.virtual - 1 and np.isfinite(after + budgets[stage]):
             left = total - done[rows] - (budgets[stage] - budget) - after
             least = np.maximum(least, np.searchsorted(table.work, work + left - tolerance))
-        kept, end = _spread(least, most, limit)
+        kept, end = _spread(least, most, allowance)
         rows, ends = rows[kept], np.column_stack([ends[kept], end])
         budget = budget[kept] - (table.work[end] - work[kept])
     return rows, ends

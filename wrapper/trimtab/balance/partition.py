@@ -7,24 +7,28 @@ In three searches (`cuts`), each within what the one before has found:
 3. among those as good, the most even chunks: the least sum of their squared seconds.
 
 The first search tries a limit just above a lower bound, and raises it until something is found: what is found below a
-limit is the optimum, and a limit below which there is nothing is a proved bound. With several chunks a stage the
-search may be too large; then cuts near a good layout are searched, and around what that finds, until nothing is gained.
+limit is the optimum, and a limit below which there is nothing is a proved bound. Of many layouts with several chunks a
+stage a good one is looked for first (`nearby`): it narrows the searches, and is the answer where they are too large.
 """
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 
-from trimtab.balance.cuts import ROUNDING, Found, TooManyStates, search, whole_window
+from trimtab.balance.cuts import ROUNDING, Allowance, Found, Goal, TooManyChoices, search, whole_window
+from trimtab.balance.nearby import mean_cuts, search_nearby
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Schedule
 from trimtab.balance.schedules import obstacle
 from trimtab.balance.stage_costs import Cuts, Problem, Recompute, Shortage, StageCosts
 from trimtab.protocol import Layout
 
 MOST_CHOICES = 2_000_000
-"""Choices of a stage's layers that one search may look at: about a second."""
+"""Choices of a stage's layers that a search may look at: about a second."""
+FEW_LAYOUTS = 20_000
+"""Up to so many layouts, and with one chunk a stage, all are searched at once."""
 LIMIT_RATIOS = (1 + ROUNDING, 1.02, 1.1, 1.5, 3.0, np.inf)
-"""Limits of the first search, over its lower bound."""
+"""Limits of the first search, each over the bound that the one before has proved."""
 
 
 @dataclass(frozen=True)
@@ -37,16 +41,16 @@ class Partition:
     slowest_seconds: float
     """Compute of the slowest stage for one microbatch over all its chunks, at its speed in the slowest replica."""
     bound_seconds: float
-    """No layout that fits is faster; the optimum where that was found."""
+    """No layout that fits is faster; the optimum itself where that was found."""
     exact: bool
     """Whether it is proved that no layout within the slack of the optimum moves fewer bytes; without a current layout,
     that none is faster."""
     moved_bytes: float
-    """What the layers take along that are on another stage now."""
+    """What the layers take along that are on another stage now, of one rank; whole bytes."""
 
 
 class NoLayout(ValueError):
-    """No layout fits, or none was found: names the stage that lacks most, by how much, and the way out."""
+    """No layout fits, or none was found: says which stage lacks most at best, how much, and the way out."""
 
     def __init__(self, reason: str, stage: int | None = None, lacking_bytes: float = 0.0) -> None:
         super().__init__(reason)
@@ -79,22 +83,22 @@ def partition(
         raise ValueError(f"speeds {hardware.speeds.shape}, memory of {len(hardware.memory_bytes)} for {stages} stages")
     if current is not None and sum(current.layers) != layers:
         raise ValueError(f"the current layout has {sum(current.layers)} layers, the model {layers}")
-    if layers < chunks - 2:
+    if layers < max(1, chunks - 2):
         raise NoLayout(
             f"{layers} layers over {chunks} chunks: each but the first and the last holds at least one; take fewer "
-            "stages or virtual stages"
+            "stages, or fewer chunks a stage"
         )
     plans = _Plans(Problem(costs, memory, hardware, schedule, stages, virtual, microbatches, recompute, current))
     bound_seconds, best, exact = plans.fastest()
     if current is not None:
-        best, proved = plans.best(best, best.second * (1 + slack_ratio), moves=True)
+        best, proved = plans.fewest_moved(best, best.second * (1 + slack_ratio) * (1 + ROUNDING))
         exact = exact and proved
-    best, _ = plans.best(best, best.second, moves=current is not None, even=True)
-    slowest, recomputed = plans.settle(best.cuts)
+    cuts = plans.most_even(best).cuts
+    settled = [plans.table.settle(stage, *rows) for stage, rows in enumerate(plans.rows(cuts))]
     return Partition(
-        layout=Layout(tuple(np.diff(best.cuts).tolist()), stages),
-        recomputed_layers=recomputed,
-        slowest_seconds=slowest,
+        layout=Layout(tuple(np.diff(cuts).tolist()), stages),
+        recomputed_layers=tuple(int(recomputed[0]) for _, recomputed in settled),
+        slowest_seconds=max(float(seconds[0]) for seconds, _ in settled),
         bound_seconds=bound_seconds,
         exact=exact,
         moved_bytes=best.arriving_bytes,
@@ -107,115 +111,100 @@ class _Plans:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self.table = StageCosts(problem)
-        self.window = whole_window(self.table.layers, problem.stages * problem.virtual)
+        chunks = problem.stages * problem.virtual
+        self.window = whole_window(self.table.layers, chunks)
+        self.many = problem.virtual > 1 and comb(self.table.layers + 1, chunks - 1) > FEW_LAYOUTS
+        """Whether a good layout is looked for before the best."""
+        self.current: list[Cuts] = []
+        """The cuts of the current layout, where it has as many chunks on as many stages."""
+        now = problem.current
+        if now is not None and (now.stages, now.virtual) == (problem.stages, problem.virtual):
+            self.current.append(np.concatenate([[0], np.cumsum(now.layers)]))
 
     def fastest(self) -> tuple[float, Found, bool]:
         """The bound, the layout with the fastest slowest stage, and whether that is proved. Raises NoLayout."""
         bound = _bound_seconds(self.table)
+        near = self._fastest_nearby(bound * (1 + ROUNDING)) if self.many else None
         for ratio in LIMIT_RATIOS:
+            goal = Goal(bound * ratio)
+            if near is not None and near.second <= goal.limit_seconds:
+                if near.second <= bound * (1 + ROUNDING):
+                    return near.second, near, True
+                goal = goal.at_least(near)
             try:
-                found = search(self.table, self.window, bound * ratio, most_choices=MOST_CHOICES)
-            except TooManyStates:
-                near = self._near(self._seeds(bound), np.inf)
+                found = self._search(goal)
+            except TooManyChoices:
                 if near is None:
                     raise self._no_layout() from None
-                return bound, near, near.second <= bound * (1 + ROUNDING)
+                return bound, near, False
             if found is not None:
                 return found.second, found, True
-            bound *= ratio
+            bound = goal.limit_seconds
         raise self._no_layout()
 
-    def best(self, known: Found, limit_seconds: float, *, moves: bool, even: bool = False) -> tuple[Found, bool]:
-        """The best layout within a limit that `known` is within, and whether that is proved."""
-        limit_seconds *= 1 + ROUNDING
+    def _fastest_nearby(self, enough_seconds: float) -> Found | None:
+        goal = Goal(np.inf)
+        return self._nearby(goal, [self._mean_cuts(), *self.current], enough_seconds) or self._nearby(
+            goal, [self._roomiest()], enough_seconds
+        )
+
+    def fewest_moved(self, known: Found, limit_seconds: float) -> tuple[Found, bool]:
+        """The layout within a limit that moves the fewest bytes, and whether that is proved. `known` is within it."""
+        goal = Goal(limit_seconds, moves=True)
+        near = self._nearby(goal, [known.cuts, *self.current]) if self.many else None
+        # Where the current layout itself was no answer, at least one layer has to move.
+        if near is not None and near.arriving_bytes <= (self.table.smallest_bytes if self.current else 0.0):
+            return near, True
         try:
-            found = search(self.table, self.window, limit_seconds, moves=moves, even=even, most_choices=MOST_CHOICES)
-            proved = True
-        except TooManyStates:
-            found, proved = self._near([known.cuts, *self._current()], limit_seconds, moves=moves, even=even), False
-        if found is None:
-            raise AssertionError("a layout within the limit is known")
-        return found, proved
+            found, proved = self._search(goal.at_least(near)), True
+        except TooManyChoices:
+            found, proved = near, False
+        return found or known, proved
 
-    def settle(self, cuts: Cuts) -> tuple[float, tuple[int, ...]]:
-        """The slowest stage's seconds, and how many layers each stage recomputes."""
-        seconds, recomputed = [], []
-        for stage, (starts, ends) in enumerate(self._chunks_of_stages(cuts)):
-            one, count = self.table.settle(stage, starts, ends)
-            seconds.append(float(one[0]))
-            recomputed.append(int(count[0]))
-        return max(seconds), tuple(recomputed)
+    def most_even(self, known: Found) -> Found:
+        """A layout as good as `known`, with the most even chunks; with several chunks a stage, of those near it."""
+        goal = Goal(known.second * (1 + ROUNDING), self.problem.current is not None, True, known.arriving_bytes)
+        found = self._nearby(goal, [known.cuts]) if self.many else self._search(goal)
+        return found or known
 
-    def _near(
-        self, seeds: list[Cuts], limit_seconds: float, *, moves: bool = False, even: bool = False
-    ) -> Found | None:
-        """The best layout near some: from the best so far to the best whose cuts are within reach, farther and farther.
+    def rows(self, cuts: Cuts) -> list[tuple[Cuts, Cuts]]:
+        """[S] starts and ends of each stage's chunks, [1, v] each."""
+        starts, ends = (some.reshape(-1, self.table.stages).T[:, None, :] for some in (cuts[:-1], cuts[1:]))
+        return list(zip(starts, ends, strict=True))
 
-        The first seed alone is looked at before its surroundings, which may be too many.
-        """
-        best: Found | None = None
-        for cuts in seeds:
-            reach = 0
-            while reach <= self.table.layers:
-                window = self.window.around(cuts, reach)
-                try:
-                    found = search(
-                        self.table, window, limit_seconds, moves=moves, even=even, most_choices=MOST_CHOICES // 8
-                    )
-                except TooManyStates:
-                    break
-                if found is None or (best is not None and found.score >= best.score):
-                    reach += 1
-                else:
-                    best, cuts, reach = found, found.cuts, max(reach, 1)
-        return best
+    def _search(self, goal: Goal) -> Found | None:
+        return search(self.table, self.window, goal, Allowance(MOST_CHOICES))
 
-    def _seeds(self, bound_seconds: float) -> list[Cuts]:
-        """Where to begin: every chunk its share of the time of the bound, and the current layout."""
-        table, window = self.table, self.window
-        shares = np.tile(np.maximum(table.budgets(bound_seconds), 0.0), table.virtual)
-        before = np.concatenate([[0.0], np.cumsum(shares)])
-        cuts = np.searchsorted(table.work, before / before[-1] * table.work[-1])
-        # At least so many layers before each cut, and after it.
-        cuts = np.maximum.accumulate(cuts - window.least) + window.least
-        return [np.minimum(cuts, window.most), *self._current()]
+    def _nearby(self, goal: Goal, seeds: list[Cuts], enough_seconds: float = -np.inf) -> Found | None:
+        return search_nearby(self.table, self.window, goal, seeds, Allowance(MOST_CHOICES), enough_seconds)
 
-    def _current(self) -> list[Cuts]:
-        current = self.problem.current
-        if current is None or (current.stages, current.virtual) != (self.table.stages, self.table.virtual):
-            return []
-        return [np.concatenate([[0], np.cumsum(current.layers)])]
+    def _mean_cuts(self) -> Cuts:
+        return mean_cuts(self.table, self.window)
 
-    def _chunks_of_stages(self, cuts: Cuts) -> list[tuple[Cuts, Cuts]]:
-        """[S] first layers and ends of each stage's chunks, one row each."""
-        by_round = cuts[:-1].reshape(-1, self.table.stages), cuts[1:].reshape(-1, self.table.stages)
-        return [(starts[None, :], ends[None, :]) for starts, ends in zip(*(table.T for table in by_round), strict=True)]
+    def _roomiest(self) -> Cuts:
+        """The layout whose stage that lacks most memory lacks the least; of those looked at, where there are many."""
+        shortage, goal, seeds = Shortage(self.problem), Goal(np.inf), [self._mean_cuts()]
+        try:
+            found = search(shortage, self.window, goal, Allowance(MOST_CHOICES))
+        except TooManyChoices:
+            found = search_nearby(shortage, self.window, goal, seeds, Allowance(MOST_CHOICES))
+        return seeds[0] if found is None else found.cuts
 
     def _no_layout(self) -> NoLayout:
-        """What the layout lacks that lacks least."""
-        problem, stages = self.problem, self.table.stages
-        lack = Shortage(problem)
-        try:
-            found = search(lack, self.window, np.inf, most_choices=MOST_CHOICES)
-        except TooManyStates:
-            found = None
-        cuts = self._seeds(_bound_seconds(self.table))[0] if found is None else found.cuts
-        lacking = [float(lack.settle(stage, *rows)[0][0]) for stage, rows in enumerate(self._chunks_of_stages(cuts))]
+        problem, shortage = self.problem, Shortage(self.problem)
+        rows = self.rows(self._roomiest())
+        lacking = [float(shortage.settle(stage, *row)[0][0]) for stage, row in enumerate(rows)]
         stage = int(np.argmax(lacking))
-        layers = sum(int((ends - starts).sum()) for starts, ends in self._chunks_of_stages(cuts)[stage : stage + 1])
-        ways = [
-            *(["recompute layers"] if problem.recompute == "none" else []),
-            *(
-                ["shard the optimizer state over the replicas (distributed optimizer)"]
-                if problem.memory.shards == 1
-                else []
-            ),
-            "take smaller microbatches or more stages",
-        ]
+        starts, ends = rows[stage]
+        ways = ["take smaller microbatches or more stages"]
+        if problem.memory.shards == 1:
+            ways.insert(0, "shard the optimizer state over the replicas (distributed optimizer)")
+        if problem.recompute == "none":
+            ways.insert(0, "recompute layers")
         return NoLayout(
-            f"no layout of {self.table.layers} layers over {stages} stages fits: at best stage {stage}, with {layers} "
-            f"layers, lacks {lacking[stage]:.4g} of {problem.hardware.memory_bytes[stage]:.4g} bytes; "
-            + ", or ".join(ways),
+            f"no layout of {shortage.layers} layers over {problem.stages} stages fits: at best stage {stage}, with "
+            f"{int((ends - starts).sum())} layers, lacks {lacking[stage]:.4g} bytes of "
+            f"{problem.hardware.memory_bytes[stage]:.4g}; {', or '.join(ways)}",
             stage,
             lacking[stage],
         )
@@ -228,5 +217,5 @@ def _bound_seconds(table: StageCosts) -> float:
     cheapest = np.concatenate([[0.0], np.cumsum(np.sort(table.layer_seconds))])
     # [S, L + 1] seconds of a stage with so many of the cheapest layers.
     seconds = (cheapest + table.end_seconds[:, None]) / table.speeds[:, None]
-    counted = np.sort(seconds[:, 1:], axis=None)[table.layers - 1] if table.layers else 0.0
+    counted = np.sort(seconds[:, 1:], axis=None)[table.layers - 1]
     return float(max(even, counted, seconds[:, 0].max()))

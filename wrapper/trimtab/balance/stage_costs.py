@@ -74,6 +74,8 @@ class StageCosts:
         ]
         # Whole bytes: their sums are exact, so plans that move as much as one another are equal.
         sizes = np.rint([layer.parameters * problem.memory.moved_bytes for layer in layers])
+        self.smallest_bytes = float(sizes.min())
+        """What the smallest layer takes along."""
         owners = np.array(problem.current.owners) if problem.current else None
         self._arriving = [
             _prefix(np.zeros_like(sizes) if owners is None else np.where(owners == stage, 0.0, sizes))
