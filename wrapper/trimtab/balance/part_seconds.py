@@ -15,7 +15,6 @@ those before it leave open:
 With stages between the first and the last, 3 decides embedding and head too: they are the rest of their stage.
 """
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +43,7 @@ _LEAST_RATIO = 0.05
 _ROUNDS = 30
 
 _SETTLED = 1e-9
+_SAME_SHIFT = 1e-5
 
 Booleans = npt.NDArray[np.bool_]
 Opened = tuple[Booleans, ...]
@@ -177,12 +177,12 @@ class _Equations:
             for row, log_seconds in enumerate(stage.log_seconds.tolist()):
                 direction = row % 2
                 held = self.contents[stage.layouts[row // 2], stage.stage]
-                # sum of parts = seconds x speed, over the right side, and exp(x) = exp(x0) (1 + x - x0)
                 scale = self.unit[direction] / np.exp(log_seconds + solution[speed])
                 rows[row, direction * self.parts : (direction + 1) * self.parts] = held * scale
-            rows[:, speed] = -1
+            # sum of parts / (seconds x speed) = 1, and its slope by the logarithm of speed
+            rows[:, speed] = -(rows @ solution) if solution.any() else -1
             values = np.zeros((len(rows), 1 + self.dependent))
-            values[:, 0] = 1 - solution[speed]
+            values[:, 0] = 1 + rows[:, speed] * solution[speed]
             values[:, first : first + len(rows)] = np.eye(len(rows))
             first += len(rows)
             whiten = np.linalg.inv(np.linalg.cholesky(_usable_covariance(stage.covariance)))
@@ -198,11 +198,17 @@ class _Equations:
 
     def _groups(self, answer: OrderedLeastSquares) -> Groups:
         """Stages whose speeds may still all be shifted alike, and only so."""
-        groups: dict[tuple[float, ...], list[int]] = defaultdict(list)
+        groups: list[list[int]] = []
+        shifts = answer.open[2 * self.parts : self.typical]
         for index in range(len(self.stages)):
             if answer.is_open(2 * self.parts + index):
-                groups[tuple(np.round(answer.open[2 * self.parts + index], 6).tolist())].append(index)
-        return tuple(map(tuple, groups.values()))
+                for group in groups:
+                    if np.allclose(shifts[group[0]], shifts[index], atol=_SAME_SHIFT):
+                        group.append(index)
+                        break
+                else:
+                    groups.append([index])
+        return tuple(map(tuple, groups))
 
     def _assumed_speeds(self, groups: Groups, solution: Floats) -> tuple[Floats, Floats]:
         """The median stage of each group has speed 1; of an even number, the faster of the two in the middle."""

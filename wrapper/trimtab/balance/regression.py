@@ -35,7 +35,7 @@ class Fit:
 
     def covariance(self, contrasts: Floats) -> Floats:
         """[m, m] of contrasts [m, p] @ values: of either covariance the larger variances, and the independent's
-        correlations. NaN where there are not more samples than parameters.
+        correlations. NaN with fewer than 3 samples more than parameters.
 
         The independent one is blind to errors in common, the clustered to those of what few clusters tell of.
         """
@@ -82,7 +82,7 @@ def _tukey(units: Floats) -> Floats:
 def _covariances(residuals: Floats, slopes: Floats, clusters: Floats) -> tuple[Floats, Floats]:
     samples, parameters = slopes.shape
     freedom = samples - int(np.linalg.matrix_rank(slopes))
-    if freedom < 1:
+    if freedom < 3:
         unknown = np.full((parameters, parameters), np.nan)
         return unknown, unknown
     units = residuals / _scale(residuals, parameters)
@@ -95,7 +95,9 @@ def _covariances(residuals: Floats, slopes: Floats, clusters: Floats) -> tuple[F
     sums = np.zeros((len(names), parameters))
     np.add.at(sums, members, slopes * scores[:, None])
     small = len(names) / max(1, len(names) - 1)
-    return inverse * float(scores @ scores) / freedom, bread @ (sums.T @ sums) @ bread * small
+    # Student's t of a few degrees of freedom strays further than the normal; its variance is this much larger.
+    student = freedom / (freedom - 2)
+    return inverse * float(scores @ scores) / freedom * student, bread @ (sums.T @ sums) @ bread * small * student
 
 
 class OrderedLeastSquares:
