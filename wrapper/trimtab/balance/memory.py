@@ -73,20 +73,28 @@ def stage_memory_bytes(costs: Costs, memory: ParameterMemory, plan: Plan) -> tup
     """[S] what a rank of each stage holds at most, in the replica with the most microbatches."""
     layout, microbatches = plan.layout, max(plan.microbatches)
     peaks = []
-    for stage, count in enumerate(plan.recomputed_layers):
-        recomputed = set(layout.stage_layers(stage)[:count])
-        parameters, kept = 0.0, []
-        for chunk in range(stage, layout.chunks, layout.stages):
-            parts = costs.chunk(layout, chunk)
-            parameters += sum(part.parameters for part in parts)
-            kept.append(
-                sum(part.activation_bytes for part in parts)
-                - sum(_saved_bytes(costs, layer) for layer in layout.chunk_layers(chunk) if layer in recomputed)
-            )
+    for stage, transient in enumerate(transient_bytes(costs, plan)):
+        chunks = range(stage, layout.chunks, layout.stages)
+        parameters = sum(part.parameters for chunk in chunks for part in costs.chunk(layout, chunk))
+        kept = [sum(part.activation_bytes for part in costs.chunk(layout, chunk)) for chunk in chunks]
+        recomputed = set(_recomputed(plan, stage))
+        for turn, chunk in enumerate(chunks):
+            kept[turn] -= sum(_saved_bytes(costs, layer) for layer in layout.chunk_layers(chunk) if layer in recomputed)
         mixes = in_flight_mixes(plan.schedule, layout.stages, layout.virtual, stage, microbatches)
-        transient = max([0.0, *(_saved_bytes(costs, layer) for layer in recomputed)])
         peaks.append(float(parameters * memory.total_bytes + (mixes @ kept).max() + transient))
     return tuple(peaks)
+
+
+def transient_bytes(costs: Costs, plan: Plan) -> tuple[float, ...]:
+    """[S] what the recomputed layer of each stage that keeps least of its activations has once more in its backward."""
+    return tuple(
+        max([0.0, *(_saved_bytes(costs, layer) for layer in _recomputed(plan, stage))])
+        for stage in range(plan.layout.stages)
+    )
+
+
+def _recomputed(plan: Plan, stage: int) -> tuple[int, ...]:
+    return plan.layout.stage_layers(stage)[: plan.recomputed_layers[stage]]
 
 
 def _saved_bytes(costs: Costs, layer: int) -> float:
