@@ -34,7 +34,7 @@ class Accelerator:
     flops_per_second: float
     """Dense matrix products in bf16; on a CPU in fp32."""
     memory_bytes: float
-    """As the data sheet says, in units of 1e9. Drivers report about 6 % more, which is left to the CUDA context,
+    """As the data sheet says, in units of 1e9. Drivers report about 7 % more, which is left to the CUDA context,
     NCCL's buffers and the allocator's fragments."""
     memory_bytes_per_second: float
     peer_bytes_per_second: float

@@ -61,7 +61,8 @@ def _fastest_counts(seconds: Floats, layers: int) -> Cuts | None:
         return None
 
     def most(limit: float) -> Cuts:
-        return np.maximum(np.count_nonzero(seconds <= limit, axis=1) - 1, 0).astype(np.int64)
+        counts: Cuts = np.maximum(np.count_nonzero(seconds <= limit, axis=1) - 1, 0)
+        return counts
 
     limits = np.unique(seconds[np.isfinite(seconds)])
     enough = [bool(most(limit).sum() >= layers and (most(limit) >= least).all()) for limit in limits]

@@ -18,7 +18,7 @@ from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.overhead import overhead_seconds
 from trimtab.balance.partition import NoLayout, partition
 from trimtab.balance.placement import Cluster, Placement, place
-from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Plan, Schedule
+from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan, Schedule
 from trimtab.balance.schedules import SPLITTING, obstacle
 from trimtab.balance.transformer import OptimizerState, Sizes, parameter_memory, transformer_costs
 from trimtab.protocol import Balance, Layout, Shape
@@ -250,13 +250,26 @@ class Appraiser:
         does last has to go up from it, where that is a backward: split, its input half may be over long before.
         """
         chunks = chunk_costs(self.costs(configuration), plan)
-        speeds = np.resize(self.hardware(configuration.shape).speeds[0], len(chunks.parameters))
         backward = chunks.backward_input_seconds + chunks.backward_weight_seconds
-        works = ((chunks.forward_seconds + backward) / speeds).reshape(-1, plan.layout.stages).sum(axis=0)
-        ways = (chunks.forward_seconds + (0 if plan.schedule in SPLITTING else backward)) / speeds
-        reach = np.concatenate([[0.0], np.cumsum(ways)[: plan.layout.stages - 1]])
-        pipeline = (reach + configuration.microbatches * works).max()
+        ways = chunks.forward_seconds + (0 if plan.schedule in SPLITTING else backward)
+        stages, speeds = plan.layout.stages, self.hardware(configuration.shape).speeds[0]
+        reach = np.concatenate([[0.0], np.cumsum(ways[: stages - 1] / speeds[:-1])])
+        pipeline = (reach + configuration.microbatches * self._stage_seconds(configuration, plan)).max()
         return float(pipeline + self.overhead_seconds(configuration.shape, self._most_parameters(configuration, plan)))
+
+    def balance_ratio(self, configuration: Configuration, plan: Plan) -> float:
+        """Mean compute of the stages over that of the slowest: it does not depend on the schedule."""
+        seconds = self._stage_seconds(configuration, plan)
+        return float(seconds.mean() / seconds.max())
+
+    def _stage_seconds(self, configuration: Configuration, plan: Plan) -> Floats:
+        """[S] compute of one microbatch over all chunks of a stage, at its speed."""
+        chunks = chunk_costs(self.costs(configuration), plan)
+        seconds = chunks.forward_seconds + chunks.backward_input_seconds + chunks.backward_weight_seconds
+        works: Floats = (
+            seconds.reshape(-1, plan.layout.stages).sum(axis=0) / self.hardware(configuration.shape).speeds[0]
+        )
+        return works
 
     def _most_parameters(self, configuration: Configuration, plan: Plan) -> float:
         """Of the rank that has the most."""
@@ -303,8 +316,8 @@ def configurations_of(training: Training, cluster: Cluster, space: Space) -> Ite
         for microbatch_size in _divisors(training.global_batch_size // shape.data):
             microbatches = training.global_batch_size // shape.data // microbatch_size
             for schedule in space.schedules:
-                for virtual in _virtuals(training.sizes.layers, shape.pipeline, schedule):
-                    allowed = _allows(space.virtual, virtual) and _allows(space.microbatch_size, microbatch_size)
+                for virtual in _virtuals(training.sizes.layers, shape.pipeline, schedule, space.virtual):
+                    allowed = _allows(space.microbatch_size, microbatch_size)
                     if allowed and obstacle(schedule, shape.pipeline, virtual, microbatches) is None:
                         yield Configuration(shape, schedule, virtual, microbatch_size, microbatches)
 
@@ -318,14 +331,14 @@ def _shapes(sizes: Sizes, cluster: Cluster, space: Space) -> Iterator[Shape]:
                 yield Shape(tensor, pipeline, cluster.gpus // tensor // pipeline)
 
 
-def _virtuals(layers: int, stages: int, schedule: Schedule) -> list[int]:
-    """Chunks a stage: powers of two up to 8, and what gives all chunks the same number of layers."""
+def _virtuals(layers: int, stages: int, schedule: Schedule, asked: tuple[int, ...]) -> list[int]:
+    """Chunks a stage; of those not asked for powers of two up to 8, and what gives all chunks equally many layers."""
     if schedule is not Schedule.INTERLEAVED:
-        return [1]
+        return [1] if _allows(asked, 1) else []
     if stages == 1:
         return []
-    most = layers // stages
-    return [count for count in range(2, most + 1) if count in (2, 4, 8) or layers % (stages * count) == 0]
+    possible = range(2, layers // stages + 1)
+    return [n for n in possible if n in asked or (not asked and (n in (2, 4, 8) or layers % (stages * n) == 0))]
 
 
 def _is_starting_point(configuration: Configuration, policy: Balance) -> bool:

@@ -2,10 +2,12 @@
 
 import click
 
+from trimtab.cli.diagnose import diagnose
 from trimtab.cli.doctor import doctor
 from trimtab.cli.jobs import run, submit
 from trimtab.cli.report import report
 from trimtab.cli.sandbox import sandbox
+from trimtab.cli.simulate import simulate
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -14,5 +16,5 @@ def main() -> None:
     """Keep a Megatron pipeline level under Slurm."""
 
 
-for command in (submit, run, report, sandbox, doctor):
+for command in (submit, run, report, diagnose, simulate, sandbox, doctor):
     main.add_command(command)

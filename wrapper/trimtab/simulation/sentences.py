@@ -1,0 +1,81 @@
+"""What the figures rest on, and where they end, in sentences with their numbers."""
+
+from collections.abc import Iterator, Sequence
+
+from trimtab.balance.search import Outcome
+from trimtab.balance.transformer import (
+    CROSS_ENTROPY_BACKWARD_BYTES,
+    CROSS_ENTROPY_FORWARD_BYTES,
+    FLASH_BACKWARD,
+    OptimizerState,
+)
+from trimtab.simulation.compare import Comparison
+from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
+
+_STATES = {
+    OptimizerState.DEVICE: "weights bf16; gradients, main parameters and both moments fp32, all on the GPU",
+    OptimizerState.HOST: "weights bf16 and gradients fp32 on the GPU; main parameters and both moments fp32 in the "
+    "host's memory, where the optimizer takes its step: gradients go there and weights come back in every step, with "
+    "nothing beside it",
+    OptimizerState.BF16: "weights, gradients and both moments bf16 on the GPU, no main parameters: other numerics",
+}
+
+
+def assumptions(comparison: Comparison) -> list[str]:
+    """All that is taken for granted."""
+    question, accelerator = comparison.question, comparison.question.cluster.accelerator
+    share, training = accelerator.achievable, comparison.training
+    speeds = ", ".join(f"stage {stage}: {speed:g}" for stage, speed in sorted(question.speeds.items()))
+    return [
+        f"{accelerator.name}: {accelerator.flops_per_second / 1e12:,.1f} TFLOP/s in dense bf16, "
+        f"{accelerator.memory_bytes / 1e9:,.0f} GB at {accelerator.memory_bytes_per_second / 1e9:,.0f} GB/s, links of "
+        f"{accelerator.peer_bytes_per_second / 1e9:,.0f} GB/s in a node and "
+        f"{accelerator.network_bytes_per_second / 1e9:,.0f} GB/s between nodes, one way ({accelerator.source})",
+        f"of these peaks, matrix products reach {share.matmul_ratio:.0%}, fused attention {share.attention_ratio:.0%}, "
+        f"memory {share.memory_ratio:.0%}, links {share.link_ratio:.0%}: assumed, not measured",
+        "a decoder of RMSNorm, rotary positions, grouped-query attention and SwiGLU, without biases, without dropout",
+        f"fused causal attention: half of the scores are computed, the backward takes {FLASH_BACKWARD:g} forwards",
+        "cross entropy in fp32, as Megatron-core has it without fusion: "
+        f"{CROSS_ENTROPY_FORWARD_BYTES + CROSS_ENTROPY_BACKWARD_BYTES} bytes of memory traffic a logit",
+        "each microbatch adds its gradients to the fp32 sums in a pass of its own",
+        "tensor-parallel ranks are in one node, with sequence parallelism, and nothing hides what they exchange",
+        f"optimizer state ({training.optimizer}): {_STATES[training.optimizer]}; shared by replicas",
+        "all sequences are full, and all GPUs equally fast" + (f", but {speeds} of that" if speeds else ""),
+        "kernel launches are free: many small chunks look better than they are",
+        "not counted as memory: what CUDA, NCCL and the allocator's fragments take, for which there are the 7 % that a "
+        "GPU has beyond the gigabytes of its data sheet",
+        "stage efficiency counts recomputed layers as work; utilization (MFU) does not",
+    ]
+
+
+def fails_where(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome]) -> list[str]:
+    """Where balanced stages with a small bubble are out of reach, and where the static plan is not what it seems."""
+    return list(_fails(comparison, needs, statics))
+
+
+def _fails(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome]) -> Iterator[str]:
+    capacity = comparison.question.cluster.accelerator.memory_bytes
+    for state in comparison.states:
+        if state.device_bytes > capacity:
+            yield (
+                f"memory: with --optimizer {state.optimizer} a parameter takes {state.bytes_per_parameter:g} bytes, "
+                f"{state.device_bytes / 1e9:,.0f} GB of each GPU's {capacity / 1e9:,.0f} GB before any activation"
+            )
+    for need in needs:
+        if need.obstacle:
+            chunks = f" x {need.virtual}" if need.virtual > 1 else ""
+            yield (
+                f"{need.shape}, {need.schedule}{chunks}: {LEAST_STAGE_EFFICIENCY:.0%} is out of reach: {need.obstacle}"
+            )
+    few = [one for one in statics if one.estimate.bubble_ratio >= MOST_BUBBLE]
+    if few:
+        said = ", ".join(
+            f"{one.estimate.stage_efficiency_ratio:.0%} with {one.configuration.microbatches}" for one in statics
+        )
+        yield f"microbatches: the static plan's stage efficiency is that of its batch: {said} microbatches"
+    if comparison.chosen.overhead_seconds:
+        share = comparison.chosen.overhead_seconds / comparison.chosen.estimate.step_seconds
+        yield (
+            f"beside the pipeline: {comparison.chosen.overhead_seconds:.2f} s of the chosen plan's step ({share:.0%}) "
+            "are the optimizer's and the gradients', in which no stage computes; stage efficiency leaves them out"
+        )

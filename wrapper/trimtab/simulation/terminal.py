@@ -1,0 +1,141 @@
+"""A comparison as tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
+
+import io
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TextIO
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.balance.search import Outcome
+from trimtab.report.wording import ABSENT, count, percent, plural
+from trimtab.simulation.compare import Comparison
+from trimtab.simulation.figures import stage_layers
+from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
+from trimtab.simulation.sentences import assumptions, fails_where
+
+PLAIN_WIDTH = 100
+"""Columns where the output is no terminal."""
+
+
+def show(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome], output: TextIO) -> None:
+    """Print it."""
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # in a locale that lacks a letter, it is still readable
+    console = Console(file=output, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
+    for part in _parts(comparison, needs, statics):
+        console.print(part)
+
+
+def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome]) -> Iterator[RenderableType]:
+    training, cluster = comparison.training, comparison.question.cluster
+    yield Text(
+        f"{training.sizes.parameters / 1e9:,.2f} billion parameters on {plural(cluster.gpus, 'GPU')} "
+        f"({cluster.accelerator.name})",
+        style="bold",
+    )
+    yield Text(
+        f"{plural(training.sizes.layers, 'layer')}, a step of {plural(training.global_batch_size, 'sequence')} of "
+        f"{training.sizes.sequence_length:,} tokens, optimizer state: {training.optimizer}",
+        style="dim",
+    )
+    yield Padding(_plans(comparison), (1, 0, 0, 2), expand=False)
+    ratio = comparison.static.estimate.step_seconds / comparison.chosen.estimate.step_seconds
+    tried = comparison.search.considered
+    yield Text(
+        f"\n  The chosen plan is {ratio:.2f} times as fast as the static one. It is the fastest of "
+        f"{plural(len(tried), 'configuration')}, of which {sum(one.step_seconds is not None for one in tried)} were "
+        "worth a simulation."
+    )
+    if needs:
+        aims = f"a stage efficiency of {LEAST_STAGE_EFFICIENCY:.0%} and a bubble below {MOST_BUBBLE:.0%}"
+        yield from _section(f"What it takes for {aims}", [_needs(needs)])
+    yield from _section("Where it fails", map(_bullet, fails_where(comparison, needs, statics)))
+    yield from _section("Assumptions", map(_bullet, assumptions(comparison)))
+
+
+def _section(title: str, parts: Iterator[Table] | Sequence[Table]) -> Iterator[RenderableType]:
+    yield Text(f"\n{title}", style="bold")
+    yield from (Padding(part, (0, 0, 0, 2), expand=False) for part in parts)
+
+
+def _plans(comparison: Comparison) -> Table:
+    shown = [("static", comparison.static), ("chosen", comparison.chosen)]
+    if comparison.other:
+        pipelined = comparison.other.configuration.shape.pipeline > 1
+        shown.append((f"best {'with' if pipelined else 'without'} a pipeline", comparison.other))
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    table.add_column("")
+    for title, _ in shown:
+        table.add_column(title, justify="right", overflow="fold", style="bold" if title == "chosen" else "")
+    columns = [_rows(comparison, outcome) for _, outcome in shown]
+    for name in columns[0]:
+        table.add_row(name, *(column[name] for column in columns))
+    return table
+
+
+def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
+    configuration, estimate = outcome.configuration, outcome.estimate
+    chunks = f" x {configuration.virtual}" if configuration.virtual > 1 else ""
+    memory = f"{max(outcome.memory_bytes) / 1e9:,.1f} GB"
+    rows = {
+        "shape": str(configuration.shape),
+        "schedule": f"{configuration.schedule}{chunks}",
+        "microbatches": f"{configuration.microbatches} of {configuration.microbatch_size}",
+        "layers of stages": _listed(stage_layers(outcome)),
+        "of these recomputed": _listed(list(outcome.plan.recomputed_layers)),
+        "step": f"{estimate.step_seconds:,.3f} s",
+        "beside the pipeline": f"{outcome.overhead_seconds:,.3f} s",
+        "stage efficiency": percent(estimate.stage_efficiency_ratio),
+        "balance": percent(estimate.balance_ratio),
+        "bubble": percent(estimate.bubble_ratio),
+        "memory": memory if outcome.fits else f"{memory}: too much",
+        "tokens a second": count(comparison.tokens_per_second(outcome)),
+        "utilization (MFU)": percent(comparison.utilization_ratio(outcome)),
+    }
+    if len(outcome.node_order) > 1:
+        rows["order of nodes"] = _listed(list(outcome.node_order), runs=False)
+    return rows
+
+
+def _listed(numbers: list[int], *, runs: bool = True) -> str:
+    """[10, 10, 9] -> "2 x 10, 9"."""
+    if not runs:
+        return ", ".join(map(str, numbers))
+    groups = [(number, len(list(same))) for number, same in groupby(numbers)]
+    return ", ".join(f"{length} x {number}" if length > 1 else str(number) for number, length in groups)
+
+
+def _needs(needs: Sequence[Need]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    table.add_column("shape")
+    table.add_column("schedule")
+    for name in ("best balance", "microbatches", "efficiency", "bubble", "memory"):
+        table.add_column(name, justify="right")
+    for need in needs:
+        chunks = f" x {need.virtual}" if need.virtual > 1 else ""
+        row = [str(need.shape), f"{need.schedule}{chunks}", percent(need.balance_ratio)]
+        if need.reached:
+            estimate = need.reached.estimate
+            row += [
+                str(need.reached.configuration.microbatches),
+                percent(estimate.stage_efficiency_ratio),
+                percent(estimate.bubble_ratio),
+                f"{max(need.reached.memory_bytes) / 1e9:,.1f} GB",
+            ]
+        else:
+            row += ["never", ABSENT, ABSENT, ABSENT]
+        table.add_row(*row, style="" if need.reached else "dim")
+    return table
+
+
+def _bullet(text: str) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_row("-", Text(text))
+    return table
