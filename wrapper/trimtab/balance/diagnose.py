@@ -59,7 +59,9 @@ def diagnose(
     pipelines = _Pipelines(durations, factors)
     ideal_seconds = pipelines.ideal_seconds()
     links = pipelines.mend_links(policy.least_gain_ratio * ideal_seconds)
-    slow, ratios = _slow_places(durations, factors), _stage_ratios(factors, durations.stages)
+    slow = _slow_places(durations, factors)
+    by_kind = _stage_seconds(factors, durations.stages)
+    ratios = tuple((by_kind.sum(axis=0) / by_kind.sum(axis=0).mean()).tolist())
     across, within = _uneven_data(factors)
 
     actual = pipelines.step_seconds(frozenset(), noise=True)  # [T]
@@ -93,7 +95,8 @@ def diagnose(
         across_replicas_ratio=across,
         within_replica_ratio=within,
     )
-    return replace(found, evidence=tuple(evidence(found, replicas, factors.correlation, told_apart)))
+    texts = evidence(found, by_kind, durations.numbers[0], replicas, factors.correlation, told_apart)
+    return replace(found, evidence=tuple(texts))
 
 
 @dataclass(frozen=True)
@@ -215,10 +218,10 @@ def _slow_places(durations: Durations, factors: Factors) -> tuple[SlowPlace, ...
     return tuple(sorted(found, key=lambda slow: -slow.slower_ratio))
 
 
-def _stage_ratios(factors: Factors, stages: int) -> tuple[float, ...]:
-    chunk_seconds = (factors.intrinsic * factors.level_seconds[:, None]).sum(axis=0)
-    stage_seconds = chunk_seconds.reshape(-1, stages).sum(axis=0)
-    return tuple((stage_seconds / stage_seconds.mean()).tolist())
+def _stage_seconds(factors: Factors, stages: int) -> Floats:
+    """[K, S] of a typical microbatch, hardware mended."""
+    chunk_seconds = factors.intrinsic * factors.level_seconds[:, None]
+    return np.asarray(chunk_seconds.reshape(len(chunk_seconds), -1, stages).sum(axis=1))
 
 
 def _where(

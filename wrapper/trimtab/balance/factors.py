@@ -181,7 +181,7 @@ def _agreed(answers: Floats) -> Floats:
     own = float(np.nan_to_num(mean((differences - median(differences, 0)) ** 2, None)))
     varying = float((changes**2).mean())
     if varying <= 0:
-        return changes
+        return np.zeros_like(common)
     kept = max(0.0, 1 - (np.pi / 2) * own / chunks / varying)
     # Against a typical replica, step by step: loads of the same step depend on one another.
     typical = int(np.abs(stays - lower_median(stays, 0)).argmin())

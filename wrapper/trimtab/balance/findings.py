@@ -5,8 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 
+import numpy as np
+
 from trimtab.balance.links import SlowLink
-from trimtab.balance.plan import Place
+from trimtab.balance.plan import Floats, Place
 
 INTRINSIC, HARDWARE, DATA, UNKNOWN, NONE = CAUSES = ("intrinsic", "hardware", "data", "unknown", "none")
 
@@ -84,11 +86,13 @@ class Diagnosis:
         return self.causes[1].cause if len(self.causes) > 1 else None
 
 
-def evidence(found: Diagnosis, replicas: int, correlation: float, told_apart: bool) -> Iterator[Evidence]:
-    """What the durations themselves say, the named cause's first."""
+def evidence(
+    found: Diagnosis, by_kind: Floats, first_step: int, replicas: int, correlation: float, told_apart: bool
+) -> Iterator[Evidence]:
+    """What the durations themselves say, the named cause's first. `by_kind` is [K, S], seconds of a stage."""
     by_cause = {
-        INTRINSIC: list(_of_stages(found, replicas)),
-        HARDWARE: [*_of_places(found, replicas), *_of_links(found)],
+        INTRINSIC: list(_of_stages(found, replicas, by_kind)),
+        HARDWARE: [*_of_places(found, replicas, first_step), *_of_links(found)],
         DATA: list(_of_data(found, correlation)),
     }
     order = sorted(by_cause, key=lambda cause: (cause != found.cause, -found.shares[cause]))
@@ -104,13 +108,14 @@ def evidence(found: Diagnosis, replicas: int, correlation: float, told_apart: bo
         )
 
 
-def _of_stages(found: Diagnosis, replicas: int) -> Iterator[Evidence]:
-    typical = median(found.stage_ratios)
+def _of_stages(found: Diagnosis, replicas: int, by_kind: Floats) -> Iterator[Evidence]:
+    alike = f", on all {replicas} replicas alike" if replicas > 1 else ""
+    forward, backward = (by_kind / np.median(by_kind, axis=1, keepdims=True)).tolist()
     for stage in slow_stages(found.stage_ratios):
-        alike = f", on all {replicas} replicas alike" if replicas > 1 else ""
         yield Evidence(
             "stage",
-            f"stage {stage} takes {found.stage_ratios[stage] / typical:.2f} times as long as the median stage{alike}",
+            f"stage {stage} takes {found.stage_ratios[stage] / median(found.stage_ratios):.2f} times as long as the "
+            f"median stage (forward {forward[stage]:.2f}, backward {backward[stage]:.2f}){alike}",
         )
 
 
@@ -122,14 +127,15 @@ def slow_stages(ratios: tuple[float, ...]) -> list[int]:
     return sorted(slow, key=lambda stage: -excess[stage])
 
 
-def _of_places(found: Diagnosis, replicas: int) -> Iterator[Evidence]:
+def _of_places(found: Diagnosis, replicas: int, first_step: int) -> Iterator[Evidence]:
     peers = "the same stage of the other replicas" if replicas > 1 else "its work explains"
     for slow in found.slow_places:
         replica, stage = slow.place
+        when = "in all steps" if slow.since_step == first_step else f"since step {slow.since_step}"
         yield Evidence(
             "place",
             f"stage {stage} of replica {replica} takes {slow.slower_ratio:.1%} longer than {peers} "
-            f"(standard error {slow.error_ratio:.1%}), since step {slow.since_step}",
+            f"(standard error {slow.error_ratio:.1%}), {when}",
         )
 
 
@@ -162,7 +168,7 @@ def _of_the_rest(found: Diagnosis) -> Iterator[Evidence]:
         yield Evidence(
             "level", f"no cause costs enough to be named; in all, steps take {slowdown:.1%} longer than level ones"
         )
-    elif found.shares[UNKNOWN] > 0:
+    elif found.shares[UNKNOWN] >= 0.01:
         yield Evidence(
             "unexplained",
             f"{found.shares[UNKNOWN]:.0%} of the slowdown is noise that no stage, place or microbatch explains",

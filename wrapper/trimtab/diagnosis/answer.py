@@ -1,0 +1,138 @@
+"""A diagnosis of a file, with the ranks and nodes behind its places: found, as JSON, and in words."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from trimtab.balance.diagnose import diagnose
+from trimtab.balance.findings import HARDWARE, Diagnosis, Evidence
+from trimtab.balance.plan import Place
+from trimtab.diagnosis import profiles, readings, traces
+from trimtab.report.find import Recorded
+from trimtab.report.wording import listed, milliseconds, percent, plain
+
+
+class DiagnosisError(ValueError):
+    """A file that cannot be diagnosed: names it, the reason, and what to do."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of a file."""
+
+    source: str
+    diagnosis: Diagnosis
+    ranks_of: Mapping[Place, tuple[int, ...]]
+    nodes_of: Mapping[Place, tuple[str, ...]]
+    """Empty for a trace: it names no nodes."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All ranks of the cause's places."""
+        return tuple(sorted({rank for place in self.diagnosis.places for rank in self.ranks_of.get(place, ())}))
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Where slow hardware is; for other causes none."""
+        if self.diagnosis.cause != HARDWARE:
+            return ()
+        return tuple(dict.fromkeys(node for place in self.diagnosis.places for node in self.nodes_of.get(place, ())))
+
+
+def of_trace(trace_file: Path, meta_file: Path) -> Answer:
+    """Diagnose a trace. Raises TraceError, DiagnosisError, and ModuleNotFoundError where a reader is not installed."""
+    trace = traces.load(trace_file, meta_file)
+    try:
+        found = diagnose(trace.durations)
+    except ValueError as error:
+        raise DiagnosisError(f"{trace_file}: {error}") from error
+    absent = [f"stage {stage} of replica {replica}" for replica, stage in trace.absent]
+    if absent:
+        limit = Evidence("limit", f"the trace has no operation of {listed(absent)}")
+        found = replace(found, evidence=(*found.evidence, limit))
+    return Answer(str(trace_file), found, trace.ranks, {})
+
+
+def of_profile(recorded: Recorded) -> Answer:
+    """Diagnose an attempt. Raises DiagnosisError, and ReportError where its file cannot be read again."""
+    with recorded.profile() as profile:
+        if profile.training is None:
+            raise DiagnosisError(f"{recorded.file}: holds no training part; only what `trimtab run` started has stages")
+        try:
+            training = profiles.read(profile.training)
+            least = training.policy.clear_ratio
+            probed = readings.probe_slowness(profile.training.probes, least)
+            read = readings.readings(profile, recorded.summary.devices, training.start_seconds, training.end_seconds)
+            known = readings.by_place(probed or readings.clock_slowness(read, least), training.ranks)
+            found = diagnose(training.durations, training.policy, known)
+        except ValueError as error:  # a JobError is one, too
+            raise DiagnosisError(f"{recorded.file}: {error}") from error
+    found = replace(found, evidence=(*found.evidence, *readings.evidence(read, probed, least)))
+    return Answer(str(recorded.file), found, training.ranks, training.nodes)
+
+
+def to_json(answer: Answer) -> str:
+    """Every figure; places as {"replica", "stage", "ranks"}."""
+    found = answer.diagnosis
+
+    def where(place: Place) -> dict[str, Any]:
+        return {"replica": place[0], "stage": place[1], "ranks": list(answer.ranks_of.get(place, ()))}
+
+    values = {
+        "source": answer.source,
+        "cause": found.cause,
+        "secondary": found.secondary,
+        "ranks": answer.ranks,
+        "stages": found.stages,
+        "nodes": answer.nodes,
+        "places": [where(place) for place in found.places],
+        "confidence": found.confidence,
+        "slowdown_ratio": found.slowdown_ratio,
+        "step_seconds": found.step_seconds,
+        "ideal_seconds": found.ideal_seconds,
+        "shares": dict(found.shares),
+        "causes": [asdict(cost) for cost in found.causes],
+        "evidence": [asdict(each) for each in found.evidence],
+        "slow_places": [
+            where(slow.place)
+            | {"slower_ratio": slow.slower_ratio, "error_ratio": slow.error_ratio, "since_step": slow.since_step}
+            for slow in found.slow_places
+        ],
+        "slow_links": [
+            where(link.place) | {"seconds": link.seconds, "peers_seconds": link.peers_seconds}
+            for link in found.slow_links
+        ],
+        "stage_ratios": found.stage_ratios,
+        "across_replicas_ratio": found.across_replicas_ratio,
+        "within_replica_ratio": found.within_replica_ratio,
+    }
+    return json.dumps(values, indent=2, allow_nan=False)
+
+
+def to_text(answer: Answer) -> Iterator[str]:
+    """Lines for people."""
+    found = answer.diagnosis
+    second = f", then {found.secondary}" if found.secondary else ""
+    yield f"Cause: {found.cause}{second} (confidence {found.confidence:.2f})"
+    if found.places:
+        yield f"Where: {_where(answer)}"
+    yield (
+        f"Step:  {milliseconds(found.step_seconds)} ms, {found.slowdown_ratio:.2f} times the ideal "
+        f"{milliseconds(found.ideal_seconds)} ms (both simulated)"
+    )
+    if any(found.shares.values()):
+        shares = sorted(found.shares.items(), key=lambda item: -item[1])
+        yield f"Of the slowdown: {', '.join(f'{name} {percent(share)}' for name, share in shares if share >= 0.0005)}"
+    yield "Evidence:"
+    for each in found.evidence:
+        yield f"  - {plain(each.text)}"
+
+
+def _where(answer: Answer) -> str:
+    found = answer.diagnosis
+    stages = listed([f"stage {stage} of replica {replica}" for replica, stage in found.places])
+    ranks = listed([str(rank) for rank in answer.ranks], 32)
+    nodes = f", on {listed([plain(node) for node in answer.nodes])}" if answer.nodes else ""
+    return f"{stages} (ranks {ranks}){nodes}"

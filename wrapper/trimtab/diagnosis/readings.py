@@ -1,0 +1,127 @@
+"""What the devices themselves say: probes of their speed, clocks, throttling, temperature. Pure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.balance.findings import Evidence
+from trimtab.balance.plan import Place
+from trimtab.balance.robust import lower_median, median
+from trimtab.report.devices import THROTTLED_RATIO
+from trimtab.report.figures import device_name
+from trimtab.report.summary import Device, Throttling
+from trimtab.report.wording import percent
+from trimtab_slurm.contents import DeviceProfile, Profile, Table
+from trimtab_slurm.devices.nvml_events import POWER_CAP
+
+WARMER_CELSIUS = 10.0
+"""From here on a slow GPU's temperature is worth a word."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A GPU's typical figures while it trained, and its peers': all of its model. NaN where there is none."""
+
+    device: Device
+    clock_hertz: float
+    peers_clock_hertz: float
+    temperature_celsius: float
+    peers_temperature_celsius: float
+
+    @property
+    def slowness(self) -> float:
+        """How many times as fast its peers run."""
+        return self.peers_clock_hertz / self.clock_hertz
+
+    @property
+    def throttling(self) -> list[Throttling]:
+        """Why it was slower than it could be in more samples than a few; the power cap aside: many are at theirs."""
+        return [each for each in self.device.throttling if each.reason != POWER_CAP and each.ratio >= THROTTLED_RATIO]
+
+
+def readings(profile: Profile, devices: Sequence[Device], start_seconds: float, end_seconds: float) -> list[Reading]:
+    """Of every GPU that ranks ran on, in that time."""
+    samples = {device.uuid: device for node in profile.nodes for device in node.devices}
+    gpus = [device for device in devices if device.ranks and device.kind != "cpu" and device.uuid in samples]
+    figures = {
+        device.uuid: [
+            _typical(samples[device.uuid], name, start_seconds, end_seconds)
+            for name in ("sm_clock_hertz", "temperature_celsius")
+        ]
+        for device in gpus
+    }
+    found = []
+    for device in gpus:
+        clocks, temperatures = np.array([figures[peer.uuid] for peer in gpus if peer.model == device.model]).T
+        # Healthy is fast and cool: of two middle values, the faster clock and the lower temperature.
+        peers = -float(lower_median(-clocks, 0)), float(lower_median(temperatures, 0))
+        own = figures[device.uuid]
+        found.append(Reading(device, own[0], peers[0], own[1], peers[1]))
+    return found
+
+
+def _typical(device: DeviceProfile, name: str, start_seconds: float, end_seconds: float) -> float:
+    column = device.samples.get(name)
+    if column is None:
+        return float("nan")
+    time_seconds = np.asarray(device.samples["time_seconds"], dtype=np.float64)
+    return float(
+        median(np.asarray(column, dtype=np.float64)[(time_seconds >= start_seconds) & (time_seconds <= end_seconds)], 0)
+    )
+
+
+def clock_slowness(found: Sequence[Reading], least_ratio: float) -> dict[int, float]:
+    """Rank -> how many times as fast its GPU's peers run, of those that are slower by at least `least_ratio`."""
+    return {
+        rank: reading.slowness
+        for reading in found
+        for rank in reading.device.ranks
+        if reading.slowness >= 1 + least_ratio
+    }
+
+
+def probe_slowness(probes: Table, least_ratio: float) -> dict[int, float]:
+    """Rank -> how many times as long as the typical rank it takes for the probe; 1 where below `least_ratio`: noise."""
+    if not probes:
+        return {}
+    rank, seconds = np.asarray(probes["rank"]), np.asarray(probes["seconds"], dtype=np.float64)
+    ranks = np.unique(rank)
+    typical = np.array([float(median(seconds[rank == each], 0)) for each in ranks])
+    slowness = typical / lower_median(typical, 0)
+    known = np.isfinite(slowness)
+    return {
+        int(each): float(ratio) if ratio >= 1 + least_ratio else 1.0
+        for each, ratio in zip(ranks[known], slowness[known], strict=True)
+    }
+
+
+def by_place(slowness: Mapping[int, float], ranks: Mapping[Place, Sequence[int]]) -> dict[Place, float]:
+    """A place is as slow as the slowest of its ranks; left out where nothing is known of any."""
+    known = {place: [slowness[rank] for rank in own if rank in slowness] for place, own in ranks.items()}
+    return {place: max(found) for place, found in known.items() if found}
+
+
+def evidence(found: Sequence[Reading], probes: Mapping[int, float], least_ratio: float) -> Iterator[Evidence]:
+    """What stands out, the slowest first."""
+    for rank, ratio in sorted(probes.items(), key=lambda item: -item[1]):
+        if ratio > 1:
+            yield Evidence(
+                "probe", f"rank {rank} takes {ratio - 1:.1%} longer than the typical rank for the probe's fixed work"
+            )
+    slow = [reading for reading in found if reading.slowness >= 1 + least_ratio or reading.throttling]
+    for reading in sorted(slow, key=lambda reading: -np.nan_to_num(reading.slowness)):
+        yield Evidence("device", _sentence(reading, least_ratio))
+
+
+def _sentence(reading: Reading, least_ratio: float) -> str:
+    device = reading.device
+    ranks = " and ".join(str(rank) for rank in device.ranks)
+    parts = []
+    if reading.slowness >= 1 + least_ratio:
+        clocks = reading.clock_hertz / 1e9, reading.peers_clock_hertz / 1e9
+        parts.append(f"ran at {clocks[0]:.2f} GHz where its peers' median is {clocks[1]:.2f}")
+    parts += [f"was throttled in {percent(each.ratio)} of the samples: {each.reason}" for each in reading.throttling]
+    if reading.temperature_celsius - reading.peers_temperature_celsius >= WARMER_CELSIUS:
+        parts.append(f"was at {reading.temperature_celsius:.0f} °C (peers {reading.peers_temperature_celsius:.0f})")
+    return f"the GPU of rank {ranks} ({device_name(device)} on {device.node}) {', '.join(parts)}"
