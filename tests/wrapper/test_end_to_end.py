@@ -20,13 +20,14 @@ pytestmark = [pytest.mark.slurm, pytest.mark.mcore]
 
 JOB = """
 [model]
-layers = 4
+layers = 6
 hidden_size = 64
 attention_heads = 4
 sequence_length = 64
 [parallel]
 tensor = 2
 pipeline = 2
+layout = "Ettttt|tL"
 [batch]
 microbatch_size = 2
 global_batch_size = 8
@@ -36,7 +37,11 @@ warmup_steps = 1
 learning_rate = 1e-2
 [data]
 tokenizer = "bytes"
+[balance]
+window_steps = 8
 """
+WARM_UP_STEPS, WINDOWS_STEPS = 5, 3 * 8
+"""Before the first window, and of the windows that it takes for an imbalance to count."""
 
 
 class Submitted:
@@ -134,26 +139,41 @@ def assert_idle(sandbox):
 
 
 def test_a_job_trains_and_its_report_holds_every_ranks_device(sandbox, submit):
-    job = submit(steps=30)
+    job = submit(steps=48)
     assert job.end() == 0, job.text
     report = job.report()
-    assert "trained to step 30" in json.dumps(report)
+    assert "trained to step 48" in json.dumps(report)
     (path,) = (sandbox.directory / "profiles/sandbox" / job.job_id).glob("*.h5")
     recorded = profile.read(path)
     assert recorded.missing_nodes == ()
     steps = recorded.training.steps
-    assert steps["step"].tolist() == list(range(1, 31))
+    assert steps["step"].tolist() == list(range(1, 49))
     assert steps["loss"][0] > 5  # 256 bytes and one end of text: log(257) = 5.5 before anything is learned
     assert steps["loss"][-5:].mean() < steps["loss"][0] - 1
-    assert steps["tokens"].tolist() == [8 * 64] * 30
+    assert steps["tokens"].tolist() == [8 * 64] * 48
     devices = {device.uuid: device for node in recorded.nodes for device in node.devices}
     assert set(recorded.training.ranks["device"]) <= devices.keys()
     for uuid in recorded.training.ranks["device"]:
         samples = devices[uuid].samples
         assert len(set(samples["cpu_seconds"])) > 2
         assert len(set(samples["memory_used_bytes"])) > 2
+    assert_uneven_stages_are_noticed(job, recorded.training)
     assert (job.directory / f"trimtab-{job.job_id}.html").stat().st_size > 1e6
     assert_idle(sandbox)
+
+
+def assert_uneven_stages_are_noticed(job, training):
+    """Five layers against one: it is told once, and all ranks are probed when they are warm, and then again."""
+    stages = training.stages
+    assert set(stages["microbatches"]) == {4}
+    assert set(stages["squared_lengths"]) == {8 * 64**2}
+    (event,) = (event for event in training.events if event.kind == "imbalance")
+    assert re.match(r"since step \d+ stage 0 takes \d\d\.\d% longer", event.text), event.text
+    assert f"trimtab: {event.text}" in job.text
+    warm, apart = sorted(set(training.probes["step"].tolist()))
+    assert WARM_UP_STEPS <= warm < WARM_UP_STEPS + WINDOWS_STEPS <= apart < 48
+    assert sorted(training.probes["rank"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (training.probes["seconds"] > 0).all()
 
 
 def test_a_killed_rank_is_named_and_the_job_has_a_report(sandbox, submit):
