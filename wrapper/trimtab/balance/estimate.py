@@ -46,6 +46,10 @@ class ChunkCosts:
     activation_bytes: Floats
 
 
+_COSTS = tuple(attrgetter(field.name) for field in fields(ChunkCosts))
+"""Each is also one of a `Part`."""
+
+
 def recomputed(part: Part) -> Part:
     """A part that keeps its input alone: its forward runs again before either half of its backward."""
     return replace(
@@ -66,9 +70,6 @@ def chunk_costs(costs: Costs, plan: Plan) -> ChunkCosts:
     return ChunkCosts(*(np.array([sum(map(cost, parts)) for parts in chunks], dtype=np.float64) for cost in _COSTS))
 
 
-_COSTS = tuple(attrgetter(field.name) for field in fields(ChunkCosts))
-
-
 def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardware) -> Estimate:
     """Simulate a step of each replica.
 
@@ -77,27 +78,7 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
     stages, replicas = plan.layout.stages, len(plan.microbatches)
     if hardware.speeds.shape != (replicas, stages):
         raise ValueError(f"speeds of {hardware.speeds.shape} for a plan of {replicas} replicas x {stages} stages")
-    chunks = chunk_costs(costs, plan)
-    static_bytes = chunks.parameters.reshape(-1, stages).sum(axis=0) * memory.total_bytes
-    done: dict[tuple[float, ...], Simulation] = {}
-    simulations = []
-    for microbatches, speeds in zip(plan.microbatches, hardware.speeds, strict=True):
-        alike = (microbatches, *speeds)
-        if alike not in done:
-            # [C, 1]: chunks take turns on the stages.
-            slowness = np.tile(1 / speeds, plan.layout.virtual)[:, None]
-            done[alike] = simulate(
-                plan.schedule,
-                stages,
-                np.repeat(chunks.forward_seconds[:, None] * slowness, microbatches, axis=1),
-                chunks.backward_input_seconds[:, None] * slowness,
-                chunks.backward_weight_seconds[:, None] * slowness,
-                links=hardware.links,
-                boundary_bytes=costs.boundary_bytes,
-                activation_bytes=chunks.activation_bytes,
-                static_bytes=static_bytes,
-            )
-        simulations.append(done[alike])
+    simulations = _simulate_replicas(costs, memory, plan, hardware)
     seconds = np.array([simulation.busy_seconds for simulation in simulations])
     longest = together_seconds([simulation.duration_seconds for simulation in simulations], seconds, hardware)
     peak = np.max([simulation.peak_bytes for simulation in simulations], axis=0)
@@ -108,8 +89,30 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
         bubble_ratio=max(0.0, float(1 - seconds.max() / longest)),  # below 0 it is rounding
         peak_memory_bytes=peak,
         fits=bool((peak <= hardware.memory_bytes).all()),
-        simulations=tuple(simulations),
+        simulations=simulations,
     )
+
+
+def _simulate_replicas(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardware) -> tuple[Simulation, ...]:
+    stages, chunks = plan.layout.stages, chunk_costs(costs, plan)
+    static_bytes = chunks.parameters.reshape(-1, stages).sum(axis=0) * memory.total_bytes
+    simulations: dict[tuple[float, ...], Simulation] = {}
+    kinds = [(microbatches, *speeds) for microbatches, speeds in zip(plan.microbatches, hardware.speeds, strict=True)]
+    for microbatches, *speeds in dict.fromkeys(kinds):
+        # [C, 1]: chunks take turns on the stages.
+        slowness = np.tile(1 / np.array(speeds), plan.layout.virtual)[:, None]
+        simulations[microbatches, *speeds] = simulate(
+            plan.schedule,
+            stages,
+            np.repeat(chunks.forward_seconds[:, None] * slowness, microbatches, axis=1),
+            chunks.backward_input_seconds[:, None] * slowness,
+            chunks.backward_weight_seconds[:, None] * slowness,
+            links=hardware.links,
+            boundary_bytes=costs.boundary_bytes,
+            activation_bytes=chunks.activation_bytes,
+            static_bytes=static_bytes,
+        )
+    return tuple(simulations[kind] for kind in kinds)
 
 
 def together_seconds(pipeline_seconds: Sequence[float], stage_seconds: Floats, hardware: Hardware) -> float:

@@ -21,7 +21,7 @@ class Operations:
     """What was run when: columns, stage by stage, each in its order."""
 
     kind: npt.NDArray[np.str_]
-    """"F", "B", "W"; where the schedule does not split the backward, "B" is all of it."""
+    """F, B or W (`schedules.Kind`); where the schedule does not split the backward, B is all of it."""
     stage: npt.NDArray[np.intp]
     chunk: npt.NDArray[np.intp]
     microbatch: npt.NDArray[np.intp]
@@ -80,7 +80,7 @@ def simulate(
 ) -> Simulation:
     """Run one step of a pipeline.
 
-    The three times are [C, M] as forward_seconds is, or broadcast to it; some time is positive. Chunk c is on stage
+    The three times are [C, M] as forward_seconds is, or broadcast to it; finite, and not all 0. Chunk c is on stage
     c % stages. `links` is [S], or empty where transfers take no time; boundary_bytes cross in one transfer.
     activation_bytes broadcasts to [C], static_bytes to [S]. Raises ValueError where the schedule cannot run so.
     """
