@@ -260,6 +260,14 @@ def test_merging_keeps_every_part_as_it_is(tmp_path, make_part, assert_same, mer
     assert_same(whole.training, parts[""].training)
 
 
+def test_files_from_before_there_were_probes_have_none(tmp_path, make_part):
+    part = make_part("")
+    write(tmp_path / "older.h5", replace(part, training=replace(part.training, probes={})))
+    with h5py.File(tmp_path / "older.h5") as file:
+        assert "probes" not in file["training"]
+    assert read(tmp_path / "older.h5").training.probes == {}
+
+
 def test_two_parts_of_one_node_are_joined_in_time(tmp_path, make_part, merge):
     def with_process(part, seconds, pid):
         node = part.nodes[0]

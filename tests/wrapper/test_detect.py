@@ -27,7 +27,7 @@ made_up_seconds, places_of = BENCHMARK.made_up_seconds, BENCHMARK.places_of
 
 
 def found(seconds, policy=POLICY, **options):
-    return detect(seconds, range(1, len(seconds) + 1), places_of(seconds.shape[1]), policy, **options)
+    return detect(seconds, np.arange(1, len(seconds) + 1), places_of(seconds.shape[1]), policy, **options)
 
 
 def level(steps, places=4):
@@ -155,6 +155,7 @@ def test_it_takes_three_windows_on_end():
     assert seen.findings[0].found_step == WARM_UP_STEPS + 4 * WINDOW
     assert seen.ratio == pytest.approx(0.3)
     assert seen.lower_ratio == pytest.approx(0.3)
+    assert type(seen.since_step) is int  # whatever the record's steps are: it goes into JSON
 
 
 def test_a_straggler_that_comes_and_goes_within_windows_is_no_lasting_one():

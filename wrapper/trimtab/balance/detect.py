@@ -261,7 +261,7 @@ def detect(
     windows: list[Imbalance] = []
     findings: list[Finding] = []
     ran_under = [None] * len(steps) if settings is None else settings
-    for step, row, setting in zip(steps, compute_seconds.tolist(), ran_under, strict=True):
+    for step, row, setting in zip(map(int, steps), compute_seconds.tolist(), ran_under, strict=True):
         before, (watch, window) = watch, observe(watch, step, row, setting)
         if before.triggered and watch.since_step != before.since_step:
             findings[-1] = replace(findings[-1], ended_step=step)
