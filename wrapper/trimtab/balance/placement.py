@@ -55,6 +55,8 @@ class Placement:
 
     cluster: Cluster
     shape: Shape
+    interleaved: bool
+    """Whether the last stage hands microbatches on to the first."""
     order: tuple[int, ...]
     """The node that takes each share of the ranks, in the order of ranks."""
 
@@ -68,7 +70,8 @@ class Placement:
 
     def latencies(self) -> list[float]:
         """Of all links that are used, each once."""
-        pairs = self._replica_pairs().union(*(self._stage_pairs(stage) for stage in range(self.shape.pipeline)))
+        steps = range(self.shape.pipeline - (not self.interleaved))
+        pairs = self._replica_pairs().union(*(self._stage_pairs(stage) for stage in steps))
         nodes = {frozenset((self.order[one], self.order[other])) for one, other in pairs}
         return [self.cluster.link(min(pair), max(pair)).latency_seconds for pair in nodes]
 
@@ -98,14 +101,14 @@ class Placement:
         return Link(max(link.latency_seconds for link in links), min(link.bytes_per_second for link in links))
 
 
-def place(cluster: Cluster, shape: Shape, slow_link_seconds: float) -> Placement:
+def place(cluster: Cluster, shape: Shape, interleaved: bool, slow_link_seconds: float) -> Placement:
     """Place a shape so that it uses as few links above `slow_link_seconds` as it can, then as little latency.
 
     Of up to seven nodes the best order; of more one that no exchange of two nodes makes better.
     """
 
     def toll(order: tuple[int, ...]) -> tuple[int, float]:
-        latencies = Placement(cluster, shape, order).latencies()
+        latencies = Placement(cluster, shape, interleaved, order).latencies()
         return sum(latency > slow_link_seconds for latency in latencies), sum(latencies)
 
     order = tuple(range(cluster.nodes))
@@ -113,7 +116,7 @@ def place(cluster: Cluster, shape: Shape, slow_link_seconds: float) -> Placement
         order = min(permutations(order), key=toll)
     elif cluster.latency_seconds:
         order = _exchanged(order, toll)
-    return Placement(cluster, shape, order)
+    return Placement(cluster, shape, interleaved, order)
 
 
 def _exchanged(order: tuple[int, ...], toll: Callable[[tuple[int, ...]], tuple[int, float]]) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """The search for a shape: tensor x pipeline x data, schedule, chunks, microbatches, by estimated time of a step. Pure.
 
 Branch and bound. A configuration is first held against a bound that needs no layout, then gets its best layout and the
-recomputation that this needs (`partition`), is held against the bound of that layout, and is simulated only where it
+recomputation that this needs (`equal_layers`), is held against the bound of that layout, and is simulated only where it
 could still be the best. Where the search begins is policy, where it ends is not: what is outside the starting points is
 tried after them, and has only to be faster.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trimtab.balance.equal_layers import spread
 from trimtab.balance.estimate import Estimate, chunk_costs, estimate
-from trimtab.balance.even_chunks import even_chunks
 from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.overhead import overhead_seconds
-from trimtab.balance.partition import NoLayout, partition
+from trimtab.balance.partition import NoLayout
 from trimtab.balance.placement import Cluster, Placement, place
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan, Schedule
 from trimtab.balance.schedules import SPLITTING, obstacle
@@ -119,7 +119,7 @@ class Appraiser:
         self.policy = policy or Balance()
         self.speeds = speeds or {}
         self._costs: dict[tuple[int, int], Costs] = {}
-        self._placements: dict[Shape, Placement] = {}
+        self._placements: dict[tuple[Shape, bool], Placement] = {}
 
     def costs(self, configuration: Configuration) -> Costs:
         """Of the parts, on a rank."""
@@ -141,59 +141,49 @@ class Appraiser:
         shards = shape.data if self.training.distributed_optimizer else 1
         return parameter_memory(self.training.precision, shards, self.training.optimizer)
 
-    def placement(self, shape: Shape) -> Placement:
+    def placement(self, configuration: Configuration) -> Placement:
         """Where its ranks are."""
-        if shape not in self._placements:
-            self._placements[shape] = place(self.cluster, shape, self.policy.slow_link_seconds)
-        return self._placements[shape]
+        key = configuration.shape, configuration.virtual > 1
+        if key not in self._placements:
+            self._placements[key] = place(self.cluster, *key, self.policy.slow_link_seconds)
+        return self._placements[key]
 
-    def hardware(self, shape: Shape) -> Hardware:
+    def hardware(self, configuration: Configuration) -> Hardware:
         """What it runs on, without overhead."""
+        shape = configuration.shape
         speeds = [self.speeds.get(stage, 1.0) for stage in range(shape.pipeline)]
         return Hardware(
             speeds=np.tile(np.array(speeds), (shape.data, 1)),
             memory_bytes=(self.cluster.accelerator.memory_bytes,) * shape.pipeline,
-            links=self.placement(shape).links(),
+            links=self.placement(configuration).links(),
         )
 
-    def overhead_seconds(self, shape: Shape, parameters: float) -> float:
+    def overhead_seconds(self, configuration: Configuration, parameters: float) -> float:
         """Of a rank with so many parameters."""
         return overhead_seconds(
             self.cluster.accelerator,
             parameters=parameters,
-            memory=self.memory(shape),
+            memory=self.memory(configuration.shape),
             optimizer=self.training.optimizer,
-            replicas=shape.data,
-            replica_link=self.placement(shape).replica_link(),
+            replicas=configuration.shape.data,
+            replica_link=self.placement(configuration).replica_link(),
             precision=self.training.precision,
         )
 
     def split(self, configuration: Configuration) -> Plan:
         """The best plan of a configuration, which recomputes only what it must. Raises NoLayout where none fits."""
         shape, schedule = configuration.shape, configuration.schedule
-        costs, memory, hardware = self.costs(configuration), self.memory(shape), self.hardware(shape)
+        costs, memory, hardware = self.costs(configuration), self.memory(shape), self.hardware(configuration)
         self._check_parameters(configuration)
-        if configuration.virtual > 1:
-            layout, recomputed_layers = even_chunks(
-                costs,
-                memory,
-                hardware,
-                schedule=schedule,
-                stages=shape.pipeline,
-                virtual=configuration.virtual,
-                microbatches=configuration.microbatches,
-            )
-        else:
-            found = partition(
-                costs,
-                memory,
-                hardware,
-                schedule=schedule,
-                stages=shape.pipeline,
-                microbatches=configuration.microbatches,
-                recompute="fit",
-            )
-            layout, recomputed_layers = found.layout, found.recomputed_layers
+        layout, recomputed_layers = spread(
+            costs,
+            memory,
+            hardware,
+            schedule=schedule,
+            stages=shape.pipeline,
+            virtual=configuration.virtual,
+            microbatches=configuration.microbatches,
+        )
         return self.plan(configuration, layout, recomputed_layers)
 
     def _check_parameters(self, configuration: Configuration) -> None:
@@ -216,9 +206,9 @@ class Appraiser:
         costs, memory, hardware = (
             self.costs(configuration),
             self.memory(configuration.shape),
-            self.hardware(configuration.shape),
+            self.hardware(configuration),
         )
-        overhead = self.overhead_seconds(configuration.shape, self._most_parameters(configuration, plan))
+        overhead = self.overhead_seconds(configuration, self._most_parameters(configuration, plan))
         held = stage_memory_bytes(costs, memory, plan)
         return Outcome(
             configuration=configuration,
@@ -227,16 +217,16 @@ class Appraiser:
             memory_bytes=held,
             fits=max(held) <= self.cluster.accelerator.memory_bytes,
             overhead_seconds=overhead,
-            node_order=self.placement(configuration.shape).order,
+            node_order=self.placement(configuration).order,
         )
 
     def least_seconds(self, configuration: Configuration) -> float:
         """No layout is faster: all stages work all the time, at their speeds, and nothing is recomputed."""
         costs, shape = self.costs(configuration), configuration.shape
         parts = (costs.embedding, *costs.layers, costs.head)
-        speed = self.hardware(shape).speeds[0].sum()
+        speed = self.hardware(configuration).speeds[0].sum()
         pipeline = configuration.microbatches * sum(part.compute_seconds for part in parts) / speed
-        return float(pipeline + self.overhead_seconds(shape, _parameters(costs) / shape.pipeline))
+        return float(pipeline + self.overhead_seconds(configuration, _parameters(costs) / shape.pipeline))
 
     def likely_seconds(self, configuration: Configuration) -> float:
         """Likewise, with the fill and drain of equal stages (Narayanan et al. 2021, section 2.2)."""
@@ -252,10 +242,10 @@ class Appraiser:
         chunks = chunk_costs(self.costs(configuration), plan)
         backward = chunks.backward_input_seconds + chunks.backward_weight_seconds
         ways = chunks.forward_seconds + (0 if plan.schedule in SPLITTING else backward)
-        stages, speeds = plan.layout.stages, self.hardware(configuration.shape).speeds[0]
+        stages, speeds = plan.layout.stages, self.hardware(configuration).speeds[0]
         reach = np.concatenate([[0.0], np.cumsum(ways[: stages - 1] / speeds[:-1])])
         pipeline = (reach + configuration.microbatches * self._stage_seconds(configuration, plan)).max()
-        return float(pipeline + self.overhead_seconds(configuration.shape, self._most_parameters(configuration, plan)))
+        return float(pipeline + self.overhead_seconds(configuration, self._most_parameters(configuration, plan)))
 
     def balance_ratio(self, configuration: Configuration, plan: Plan) -> float:
         """Mean compute of the stages over that of the slowest: it does not depend on the schedule."""
@@ -266,9 +256,7 @@ class Appraiser:
         """[S] compute of one microbatch over all chunks of a stage, at its speed."""
         chunks = chunk_costs(self.costs(configuration), plan)
         seconds = chunks.forward_seconds + chunks.backward_input_seconds + chunks.backward_weight_seconds
-        works: Floats = (
-            seconds.reshape(-1, plan.layout.stages).sum(axis=0) / self.hardware(configuration.shape).speeds[0]
-        )
+        works: Floats = seconds.reshape(-1, plan.layout.stages).sum(axis=0) / self.hardware(configuration).speeds[0]
         return works
 
     def _most_parameters(self, configuration: Configuration, plan: Plan) -> float:

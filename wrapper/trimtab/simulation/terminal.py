@@ -20,6 +20,8 @@ from trimtab.simulation.sentences import assumptions, fails_where
 
 PLAIN_WIDTH = 100
 """Columns where the output is no terminal."""
+MOST_GROUPS = 4
+"""Of equal neighbors, in a list of one figure for each stage."""
 
 
 def show(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome], output: TextIO) -> None:
@@ -50,8 +52,8 @@ def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
     tried = comparison.search.considered
     yield Text(
         f"\n  The chosen plan is {ratio:.2f} times as fast as the static one. It is the fastest of "
-        f"{plural(len(tried), 'configuration')}, of which {sum(one.step_seconds is not None for one in tried)} were "
-        "worth a simulation."
+        f"{plural(len(tried), 'configuration')}; {sum(one.step_seconds is not None for one in tried)} could be faster "
+        "than what was known, and were simulated."
     )
     if needs:
         aims = f"a stage efficiency of {LEAST_STAGE_EFFICIENCY:.0%} and a bubble below {MOST_BUBBLE:.0%}"
@@ -99,16 +101,16 @@ def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
         "tokens a second": count(comparison.tokens_per_second(outcome)),
         "utilization (MFU)": percent(comparison.utilization_ratio(outcome)),
     }
-    if len(outcome.node_order) > 1:
-        rows["order of nodes"] = _listed(list(outcome.node_order), runs=False)
+    if comparison.question.cluster.latency_seconds:
+        rows["order of nodes"] = ", ".join(map(str, outcome.node_order))
     return rows
 
 
-def _listed(numbers: list[int], *, runs: bool = True) -> str:
-    """[10, 10, 9] -> "2 x 10, 9"."""
-    if not runs:
-        return ", ".join(map(str, numbers))
+def _listed(numbers: list[int]) -> str:
+    """[10, 10, 9] -> "2 x 10, 9"; many different ones -> "7 to 9"."""
     groups = [(number, len(list(same))) for number, same in groupby(numbers)]
+    if len(groups) > MOST_GROUPS:
+        return f"{min(numbers)} to {max(numbers)}"
     return ", ".join(f"{length} x {number}" if length > 1 else str(number) for number, length in groups)
 
 

@@ -1,10 +1,11 @@
-"""Equal layers over interleaved chunks: how many each stage holds, spread evenly over its chunks. Pure.
+"""Layers that are all alike over the stages: how many each holds, spread evenly over its chunks. Pure.
 
-`partition` looks for the best cuts between any chunks, which takes seconds with many of them, and its optimum may well
-have a chunk of one layer beside one of ten, over which a pipeline stumbles. Where all layers cost the same, only how
-many a stage holds counts for its time; so this spreads them evenly, and the optimum among such layouts is a search over
-counts alone: the time of a stage never falls with a layer more.
+Where layers cost the same, only how many a stage holds counts for its time. So the best layout is a search over counts
+alone, in milliseconds, where `partition`, that knows any layers, takes seconds for many chunks. And the chunks come out
+even, while its optimum may well have one of a layer beside one of ten, over which a pipeline stumbles.
 """
+
+import math
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from trimtab.balance.stage_costs import Cuts, Problem, StageCosts
 from trimtab.protocol import Layout
 
 
-def even_chunks(
+def spread(
     costs: Costs,
     memory: ParameterMemory,
     hardware: Hardware,
@@ -26,23 +27,28 @@ def even_chunks(
 ) -> tuple[Layout, tuple[int, ...]]:
     """The layout with the fastest slowest stage, and how many layers each stage has to recompute to fit.
 
-    All layers must be alike. Raises NoLayout where none fits.
+    Only the first layer's costs are looked at. Raises NoLayout where none fits.
     """
     layers = len(costs.layers)
     table = StageCosts(
         Problem(costs, memory, hardware, schedule, stages, virtual, microbatches, recompute="fit", current=None)
     )
-    others = virtual * (stages - 1) - 1  # that the other stages hold at least
-    sizes = _even_sizes(layers - others, virtual)
+    # Recomputing everything costs a third: no stage takes more than twice its share to relieve the others.
+    share = math.ceil(2 * layers * table.speeds.max() / table.speeds.sum()) + virtual
+    sizes = _even_sizes(min(share, layers), virtual)
     ends = np.cumsum(sizes, axis=1)
     rows = [table.settle(stage, ends - sizes, ends) for stage in range(stages)]
     seconds = np.array([row[0] for row in rows])  # [S, N] of each stage with so many layers
     for stage in range(stages):
-        # A chunk between the first and the last holds at least one layer.
-        seconds[stage, : virtual - (stage == stages - 1)] = -np.inf
+        # A chunk between the first and the last of all holds at least one layer.
+        least = virtual - (stage == stages - 1) - (virtual == 1 and stage == 0)
+        seconds[stage, : max(0, least)] = -np.inf
     counts = _fastest_counts(seconds, layers)
     if counts is None:
-        raise NoLayout(f"no layout of {layers} layers over {stages} stages of {virtual} even chunks each fits")
+        raise NoLayout(
+            f"no layout of {layers} layers over {stages} stages fits, whatever is recomputed; take smaller "
+            "microbatches, more GPUs for each replica, or fewer chunks"
+        )
     layout = Layout(tuple(sizes[counts].T.ravel().tolist()), stages)
     return layout, tuple(int(rows[stage][1][count]) for stage, count in enumerate(counts))
 
