@@ -11,8 +11,8 @@ from statistics import fmean
 
 import numpy as np
 
+from trimtab.balance.equal_layers import spread
 from trimtab.balance.estimate import Estimate, estimate
-from trimtab.balance.even_chunks import even_chunks
 from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.partition import NoLayout, partition
 from trimtab.balance.plan import Hardware, Part, Plan, Schedule
@@ -124,7 +124,7 @@ class Outlook:
         Raises NoLayout.
         """
         situation, plan = self.situation, self.situation.plan
-        layout, recomputed_layers = even_chunks(
+        layout, recomputed_layers = spread(
             replace(situation.costs, layers=(_mean(situation.costs.layers),) * len(situation.costs.layers)),
             situation.memory,
             situation.hardware,

@@ -5,6 +5,7 @@ import click
 from trimtab.cli.diagnose import diagnose
 from trimtab.cli.doctor import doctor
 from trimtab.cli.jobs import run, submit
+from trimtab.cli.plan import plan
 from trimtab.cli.report import report
 from trimtab.cli.sandbox import sandbox
 from trimtab.cli.simulate import simulate
@@ -16,5 +17,5 @@ def main() -> None:
     """Keep a Megatron pipeline level under Slurm."""
 
 
-for command in (submit, run, report, diagnose, simulate, sandbox, doctor):
+for command in (submit, run, report, plan, diagnose, simulate, sandbox, doctor):
     main.add_command(command)

@@ -1,0 +1,140 @@
+"""What follows from a decision: the lines of the job file to change, or the command; and everything as JSON. Pure."""
+
+import json
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from trimtab.balance.decide import Considered, Decision, decide
+from trimtab.balance.ledger import Ledger
+from trimtab.balance.situation import Kind
+from trimtab.planning.situation import Case
+from trimtab.protocol import Job, Layout
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A case and what was decided."""
+
+    case: Case
+    decision: Decision
+
+    @property
+    def job_lines(self) -> tuple[str, ...]:
+        """What to change in the job file; empty: nothing, or nothing that a job file can say."""
+        order = self.decision.order
+        return job_lines(self.case.job, changed_job(self.case.job, order)) if order else ()
+
+    @property
+    def to_do(self) -> str:
+        """How the order is carried out, in a sentence; empty: there is none."""
+        order = self.decision.order
+        if order is None:
+            return ""
+        if order.kind is Kind.EXCLUDE:
+            return f"Submit it again with: trimtab submit ... -- --exclude={','.join(order.exclude)}"
+        if self.job_lines:
+            return "In the job file, for the next run:"
+        return "No key of the job file says this: it takes an order to running ranks."
+
+
+def answer(case: Case) -> Answer:
+    """Decide. What the fault has cost since its trigger counts as endured."""
+    situation, policy = case.situation, case.job.balance
+    loss_ratio = decide(situation, policy, Ledger()).loss_ratio
+    ledger = Ledger().endured(situation.fault, loss_ratio * situation.lasting_seconds)
+    return Answer(case, decide(situation, policy, ledger))
+
+
+def changed_job(job: Job, order: Considered) -> Job:
+    """The job that an order asks for; the same where no key of it says that."""
+    if order.plan is None or order.kind not in (Kind.LAYERS, Kind.SCHEDULE, Kind.REQUEUE):
+        return job
+    layout = order.plan.layout
+    parallel = replace(job.parallel, pipeline=layout.stages, virtual=layout.virtual, layout=_layout_text(layout))
+    if order.configuration is None:
+        return replace(job, parallel=parallel)
+    tensor, microbatch_size = order.configuration.shape.tensor, order.configuration.microbatch_size
+    parallel = replace(parallel, tensor=tensor, sequence_parallel=parallel.sequence_parallel and tensor > 1)
+    return replace(job, parallel=parallel, batch=replace(job.batch, microbatch_size=microbatch_size))
+
+
+def _layout_text(layout: Layout) -> str:
+    """As a job file has it: equal shares need no text."""
+    return "" if len(set(layout.layers)) == 1 else str(layout)
+
+
+def job_lines(before: Job, after: Job) -> tuple[str, ...]:
+    """The keys of a job file that differ, below their sections."""
+    lines = []
+    for name in ("parallel", "batch"):
+        old, new = asdict(getattr(before, name)), asdict(getattr(after, name))
+        changed = [f"{key} = {json.dumps(value)}" for key, value in new.items() if value != old[key]]
+        lines += [f"[{name}]", *changed] if changed else []
+    return tuple(lines)
+
+
+def to_json(answer: Answer) -> str:
+    """Every figure. What is not known is null; there is no NaN."""
+    case, decision = answer.case, answer.decision
+    situation, detection, diagnosis = case.situation, case.detection, case.diagnosis
+    return json.dumps(
+        {
+            "schema": SCHEMA,
+            "title": case.title,
+            "ended": case.ended,
+            "shape": asdict(situation.shape),
+            "schedule": situation.plan.schedule,
+            "layout": str(situation.plan.layout),
+            "microbatches": situation.plan.microbatches,
+            "step_seconds": situation.step_seconds,
+            "measured_steps": case.measured_steps,
+            "seconds_left": situation.seconds_left,
+            "utilization_ratio": situation.utilization_ratio,
+            "imbalance": detection
+            and {
+                "triggered": detection.triggered,
+                "since_step": detection.since_step,
+                "place": detection.place,
+                "ratio": _finite(detection.ratio),
+                "lower_ratio": _finite(detection.lower_ratio),
+            },
+            "diagnosis": diagnosis
+            and {
+                "cause": diagnosis.cause,
+                "places": diagnosis.places,
+                "confidence": _finite(diagnosis.confidence),
+                "evidence": [evidence.text for evidence in diagnosis.evidence],
+            },
+            "considered": [_considered(one) for one in decision.considered],
+            "order": decision.order and decision.order.kind,
+            "reason": decision.reason,
+            "job_file": answer.job_lines,
+            "to_do": answer.to_do,
+            "assumptions": case.assumptions,
+        },
+        indent=2,
+        allow_nan=False,
+    )
+
+
+def _considered(one: Considered) -> dict[str, Any]:
+    return {
+        "kind": one.kind,
+        "change": one.change,
+        "layout": str(one.plan.layout) if one.plan else None,
+        "predicted_step_seconds": one.predicted_step_seconds,
+        "gain_ratio": one.gain_ratio,
+        "cost_seconds": one.cost_seconds,
+        "horizon_seconds": one.horizon_seconds,
+        "net_seconds": one.net_seconds,
+        "fits": one.fits,
+        "verdict": one.verdict,
+        "reason": one.reason,
+    }
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,138 @@
+"""An answer as tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
+
+import io
+from collections.abc import Iterator
+from typing import TextIO
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.balance.decide import Considered, Verdict
+from trimtab.balance.detect import Detection
+from trimtab.balance.findings import Diagnosis
+from trimtab.planning.answer import Answer
+from trimtab.planning.situation import Case
+from trimtab.report.wording import ABSENT, duration, milliseconds, percent, plain, plural
+
+PLAIN_WIDTH = 100
+"""Columns where the output is no terminal."""
+VERDICT_STYLES = {Verdict.CHOSEN: "bold green", Verdict.WORTH: "green", Verdict.WAITS: "yellow"}
+
+
+def show(answer: Answer, output: TextIO) -> None:
+    """Print what was found, what was considered, and what to do."""
+    if isinstance(output, io.TextIOWrapper):
+        output.reconfigure(errors="replace")  # in a locale that lacks a letter, the plan is still readable
+    console = Console(file=output, highlight=False, emoji=False, markup=False)
+    if not console.is_terminal:
+        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
+    for part in _parts(answer):
+        console.print(part)
+
+
+def _parts(answer: Answer) -> Iterator[RenderableType]:
+    case = answer.case
+    yield Text(plain(case.title), style="bold")
+    yield Text(_running(case), style="dim")
+    yield Padding(_figures(answer), (1, 0, 0, 2), expand=False)
+    yield Text("\nWhat could be done", style="bold")
+    yield Padding(_considered(answer.decision.considered), (0, 0, 0, 2), expand=False)
+    yield Text("\nDecision", style="bold")
+    yield Padding(Text(_decision(answer)), (0, 0, 0, 2))
+    for line in answer.job_lines:
+        yield Padding(Text(plain(line, 4000)), (0, 0, 0, 6))
+    if case.assumptions:
+        yield Text("\nAssumed, not measured", style="bold")
+        for assumption in case.assumptions:
+            yield Padding(_bullet(assumption), (0, 0, 0, 2))
+
+
+def _running(case: Case) -> str:
+    plan, batch = case.situation.plan, case.job.batch
+    shares = sorted(set(plan.microbatches))
+    microbatches = " to ".join(str(count) for count in (shares[0], shares[-1])[: len(shares)])
+    layers = "|".join(map(str, plan.layout.layers))
+    passes = f"{microbatches} microbatches of {batch.microbatch_size}"
+    return f"{case.situation.shape}, {plan.schedule}, {passes}, layers {layers}"
+
+
+def _figures(answer: Answer) -> Table:
+    case = answer.case
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    situation, nothing = case.situation, answer.decision.considered[0]
+    note = f"median of {plural(case.measured_steps, 'step')} after the warm-up" if case.measured_steps else "worked out"
+    table.add_row("Step time", _figure(f"{milliseconds(nothing.predicted_step_seconds)} ms", note))
+    if case.detection:
+        table.add_row("Imbalance", _imbalance(case.detection, case))
+    if case.diagnosis:
+        table.add_row("Cause", _cause(case.diagnosis))
+    if situation.utilization_ratio is not None:
+        below = situation.utilization_ratio < case.job.balance.least_utilization_ratio
+        note = f"below {case.job.balance.least_utilization_ratio:.0%}, which asks for a plan" if below else ""
+        table.add_row("Devices", _figure(f"{percent(situation.utilization_ratio)} used", note))
+    return table
+
+
+def _figure(value: str, note: str) -> Text:
+    return Text(value, style="bold").append(f"  {note}", style="not bold")
+
+
+def _imbalance(detection: Detection, case: Case) -> Text:
+    if detection.ratio is None or detection.lower_ratio is None or detection.place is None:
+        return Text(f"not known: no window of {case.job.balance.window_steps} steps is complete")
+    replica, stage = detection.place
+    of_replica = f" of replica {replica}" if case.situation.shape.data > 1 else ""
+    policy = case.job.balance
+    windows = plural(policy.trigger_windows, "window")
+    since = f"since step {detection.since_step}" if detection.triggered else f"not in {windows} on end"
+    return _figure(
+        percent(detection.ratio),
+        f"stage {stage}{of_replica} is the slowest; with 95 % confidence at least "
+        f"{percent(max(0.0, detection.lower_ratio))}; above {policy.trigger_ratio:.0%} {since}",
+    )
+
+
+def _cause(diagnosis: Diagnosis) -> Text:
+    text = _figure(diagnosis.cause, f"confidence {diagnosis.confidence:.0%}")
+    for evidence in diagnosis.evidence:
+        text.append(f"\n{plain(evidence.text)}", "not bold")
+    return text
+
+
+def _considered(considered: tuple[Considered, ...]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    table.add_column("change", overflow="fold")
+    for column in ("step, ms", "gain", "cost"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for one in considered:
+        what = Text(one.kind, style="bold" if one.verdict is Verdict.CHOSEN else "")
+        if one.change:
+            what.append(f": {plain(one.change, 400)}")
+        what.append(f"\n{plain(one.reason, 600)}", style="not bold dim")
+        table.add_row(
+            what,
+            milliseconds(one.predicted_step_seconds),
+            percent(one.gain_ratio),
+            ABSENT if one.cost_seconds is None else duration(one.cost_seconds),
+            Text(one.verdict, style=VERDICT_STYLES.get(one.verdict, "dim")),
+        )
+    return table
+
+
+def _decision(answer: Answer) -> str:
+    order = answer.decision.order
+    if order is None:
+        return f"Change nothing: {plain(answer.decision.reason)}."
+    return f"{order.kind.capitalize()}: {plain(order.change)}, which {plain(order.reason)}. {answer.to_do}"
+
+
+def _bullet(text: str) -> Table:
+    table = Table.grid(padding=(0, 1))
+    table.add_row("-", Text(plain(text)))
+    return table
