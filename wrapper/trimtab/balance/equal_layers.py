@@ -6,6 +6,7 @@ even, while its optimum may well have one of a layer beside one of ten, over whi
 """
 
 import math
+from bisect import bisect_left
 
 import numpy as np
 
@@ -66,16 +67,22 @@ def _fastest_counts(seconds: Floats, layers: int) -> Cuts | None:
     if least.sum() > layers:
         return None
 
+    stages = np.arange(len(seconds))
+
     def most(limit: float) -> Cuts:
         counts: Cuts = np.maximum(np.count_nonzero(seconds <= limit, axis=1) - 1, 0)
         return counts
 
+    def enough(limit: float) -> bool:
+        counts = most(limit)
+        return bool(counts.sum() >= layers and (counts >= least).all() and (seconds[stages, counts] <= limit).all())
+
     limits = np.unique(seconds[np.isfinite(seconds)])
-    enough = [bool(most(limit).sum() >= layers and (most(limit) >= least).all()) for limit in limits]
-    if not any(enough):
+    first = bisect_left(limits, True, key=enough)
+    if first == len(limits):
         return None
-    counts: Cuts = most(limits[enough.index(True)])
+    counts = most(limits[first])
     for _ in range(counts.sum() - layers):  # those that the slowest stage can spare
-        held = np.where(counts > least, seconds[np.arange(len(counts)), counts], -np.inf)
+        held = np.where(counts > least, seconds[stages, counts], -np.inf)
         counts[held.argmax()] -= 1
     return counts
