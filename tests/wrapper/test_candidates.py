@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.candidates import balanced_microbatches, candidates
+from trimtab.balance.candidates import balanced_microbatches, candidates, split_text
 from trimtab.balance.estimate import estimate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.balance.search import Configuration, Outcome
@@ -208,8 +208,8 @@ def test_without_the_slow_node_its_places_are_as_fast_as_the_others():
     ("fields", "obstacle"),
     [
         ({"spare_nodes": 0}, "0 idle nodes could replace 1"),
-        ({"fault": Fault("hardware")}, "no node is slow"),
-        ({"nodes": {}}, "the nodes of the places are not known"),
+        ({"fault": Fault("intrinsic", ((1, 1),))}, "no node is slow"),
+        ({"nodes": {}}, "the nodes of the slow places are not known"),
         ({"nodes": dict.fromkeys(NODES, ("n1",))}, "every place has ranks on a slow node"),
     ],
 )
@@ -288,3 +288,8 @@ def test_another_shape_is_not_relied_on_where_no_link_was_measured():
 def test_a_provider_s_own_model_keeps_its_layers_where_they_are():
     own = situation(unsplit="not known")
     assert (found(Kind.LAYERS, own).obstacle, found(Kind.SCHEDULE, own).obstacle) == ("not known", "not known")
+
+
+def test_long_layouts_are_told_in_short():
+    assert split_text(Layout((5, 3), 2)) == "5|3"
+    assert split_text(Layout((2, *[1] * 14, 0), 4)) == "2|1 x 14|0"

@@ -231,6 +231,15 @@ def test_a_job_that_has_not_run_is_worked_out(case):
     assert "Nothing has run: all times are worked out for H100 SXM" in found.assumptions[0]
 
 
+def test_a_job_that_does_not_fit_is_told(case):
+    model = dataclasses.replace(JOB.model, layers=160)
+    job = dataclasses.replace(JOB, model=model, parallel=Parallel(2, 4))
+    found = answer(from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h100"))
+    assert found.decision.order is None
+    assert found.decision.reason == "as it is a stage needs more memory than it has, and nothing that fits is faster"
+    assert re.search(r"Memory +1\d\d\.\d GiB of 74\.5 GiB +on stage \d, the fullest: too much", shown(found))
+
+
 def test_the_lines_of_another_shape_make_a_job_that_runs_in_it(case):
     decided = answer(from_job("job.toml", JOB, nodes=1, gpus_per_node=8, gpu="h100"))
     order = considered(decided, Kind.REQUEUE)
@@ -304,6 +313,15 @@ def test_no_line_is_wider_than_the_terminal(case, profiles, monkeypatch, width):
     text = shown(answer(case(slow)))
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text
+
+
+def test_lines_of_the_job_file_are_never_broken(case):
+    model = dataclasses.replace(JOB.model, layers=120, hidden_size=2048)
+    job = dataclasses.replace(JOB, model=model, parallel=Parallel(2, 4))
+    found = answer(from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h200"))
+    lines = [line.strip() for line in shown(found).splitlines()]
+    assert max(map(len, found.job_lines)) > terminal.PLAIN_WIDTH
+    assert set(found.job_lines) <= set(lines)
 
 
 HOSTILE = "\x1b[31m<script>\x1b]0;owned\x07\r\n[bold]x[/bold] \u202ez"

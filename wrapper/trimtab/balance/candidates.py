@@ -24,6 +24,7 @@ from trimtab.protocol import Layout
 MOST_VIRTUAL = 4
 """Chunks a stage that are tried: each one more costs as many messages again, and saves less of the bubble."""
 
+MOST_CHUNKS_IN_WORDS = 8
 CANNOT_RECOMPUTE = "the ranks do not recompute layers"
 
 
@@ -156,13 +157,13 @@ def _layers(outlook: Outlook) -> Candidate:
         return Candidate(kind=Kind.LAYERS, obstacle=str(error))
     if better.layout == plan.layout:
         return Candidate(kind=Kind.LAYERS, obstacle=_best_already(outlook.situation))
-    change = f"layers {_shares(plan.layout)} -> {_shares(better.layout)}"
+    change = f"layers {split_text(plan.layout)} -> {split_text(better.layout)}"
     return outlook.candidate(Kind.LAYERS, change, better, outlook.reshape_seconds(better.layout))
 
 
 def _best_already(situation: Situation) -> str:
     """Why no layer is moved: of n equal ones, one is 1/n of a stage's work, too much for a small slowness."""
-    text = f"{_shares(situation.plan.layout)} is the best split of whole layers"
+    text = f"{split_text(situation.plan.layout)} is the best split of whole layers"
     if situation.fault.cause != "hardware" or not situation.fault.places:
         return text
     held = max(len(situation.plan.layout.stage_layers(stage)) for _, stage in situation.fault.places)
@@ -229,7 +230,7 @@ def _recompute(outlook: Outlook) -> Candidate:
         return Candidate(kind=Kind.RECOMPUTE, obstacle="the devices' memory is not known: less of it may not fit")
     found = []
     for other in _other_recomputations(outlook):
-        layers = f", layers {_shares(other.layout)}" if other.layout != plan.layout else ""
+        layers = f", layers {split_text(other.layout)}" if other.layout != plan.layout else ""
         change = f"recomputed layers {_counts(plan.recomputed_layers)} -> {_counts(other.recomputed_layers)}{layers}"
         found.append(outlook.candidate(Kind.RECOMPUTE, change, other, outlook.reshape_seconds(other.layout)))
     if found:
@@ -281,7 +282,7 @@ def _schedule(outlook: Outlook) -> Candidate:
             obstacles.append(str(error))
             continue
         chunks = f" with {virtual} chunks a stage" if virtual > 1 else ""
-        change = f"{plan.schedule} -> {schedule}{chunks}, layers {_shares(other.layout)}"
+        change = f"{plan.schedule} -> {schedule}{chunks}, layers {split_text(other.layout)}"
         found.append(outlook.candidate(Kind.SCHEDULE, change, other, outlook.reshape_seconds(other.layout)))
     if not found:
         reason = "the ranks have no other that fits these layers and microbatches"
@@ -341,7 +342,7 @@ def _requeue(outlook: Outlook) -> Candidate:
     gain_ratio = 1 - shapes.best.estimate.step_seconds / shapes.current.estimate.step_seconds
     return Candidate(
         kind=Kind.REQUEUE,
-        change=f"{best}, layers {_shares(shapes.best.plan.layout)}",
+        change=f"{best}, layers {split_text(shapes.best.plan.layout)}",
         plan=shapes.best.plan,
         configuration=best,
         predicted_step_seconds=outlook.step_seconds * (1 - gain_ratio),
@@ -361,9 +362,10 @@ def _exclude(outlook: Outlook) -> Candidate:
     situation = outlook.situation
     places = situation.fault.places if situation.fault.cause == "hardware" else ()
     slow = tuple(sorted({node for place in places for node in situation.nodes.get(place, ())}))
+    if not places:
+        return Candidate(kind=Kind.EXCLUDE, obstacle="no node is slow")
     if not slow:
-        reason = "no node is slow" if situation.nodes else "the nodes of the places are not known"
-        return Candidate(kind=Kind.EXCLUDE, obstacle=reason)
+        return Candidate(kind=Kind.EXCLUDE, obstacle="the nodes of the slow places are not known")
     if situation.spare_nodes is not None and situation.spare_nodes < len(slow):
         return Candidate(kind=Kind.EXCLUDE, obstacle=f"{situation.spare_nodes} idle nodes could replace {len(slow)}")
     speeds = situation.hardware.speeds.copy()
@@ -383,11 +385,18 @@ def _mean(parts: Sequence[Part]) -> Part:
     return Part(*(fmean(getattr(part, field.name) for part in parts) for field in fields(Part)))
 
 
-def _shares(layout: Layout) -> str:
-    return "|".join(map(str, layout.layers))
+def split_text(layout: Layout) -> str:
+    """(5, 3) -> "5|3"; of many chunks, what follows itself is counted: "1|2 x 7|1"."""
+    if layout.chunks <= MOST_CHUNKS_IN_WORDS:
+        return "|".join(map(str, layout.layers))
+    return "|".join(f"{number} x {times}" if times > 1 else str(number) for number, times in _runs(layout.layers))
 
 
 def _counts(numbers: Sequence[int]) -> str:
     """(8, 8, 8, 4) -> "3 x 8, 4"."""
-    runs = ((number, len(list(run))) for number, run in groupby(numbers))
-    return ", ".join(f"{times} x {number}" if times > 1 else str(number) for number, times in runs)
+    return ", ".join(f"{times} x {number}" if times > 1 else str(number) for number, times in _runs(numbers))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Each number, and how many times it follows itself."""
+    return ((number, len(list(run))) for number, run in groupby(numbers))

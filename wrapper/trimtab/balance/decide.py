@@ -25,6 +25,8 @@ REMEDIES = {
 }
 """What helps against each cause. Against an unknown one nothing is tried."""
 
+NO_ROOM = "a stage needs more memory than it has"
+
 
 class Verdict(StrEnum):
     """What became of a candidate. Where nothing is ordered, it is doing nothing that is chosen."""
@@ -127,18 +129,19 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     loss_seconds = ledger.loss_of(situation.fault)
     horizon_seconds = _horizon_seconds(situation, policy, lasts=loss_seconds >= cost_seconds)
     brought_seconds = gain_ratio * horizon_seconds
-    verdict = Verdict.WORTH
-    reason = f"saves {brought_seconds:,.1f} s of {horizon_seconds:,.0f} s, and costs {cost_seconds:,.1f} s"
+    price = f"and costs {cost_seconds:,.1f} s" if cost_seconds else "at no cost"
+    verdict, reason = Verdict.WORTH, f"saves {brought_seconds:,.1f} s of {horizon_seconds:,.0f} s, {price}"
     if candidate.obstacle:
         verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
     elif candidate.kind is Kind.NOTHING:
-        verdict, reason = Verdict.NOT_CHOSEN, "what everything else is held against"
+        held_against = "what everything else is held against"
+        verdict, reason = Verdict.NOT_CHOSEN, held_against if candidate.fits else f"{held_against}, but {NO_ROOM}"
     elif candidate.kind not in REMEDIES[situation.fault.cause]:
         verdict, reason = Verdict.BESIDE, f"does not help against a cause that is {situation.fault.cause}"
     elif candidate.doubt:
         verdict, reason = Verdict.UNSURE, candidate.doubt
     elif not candidate.fits:
-        verdict, reason = Verdict.NO_ROOM, "a stage needs more memory than it has"
+        verdict, reason = Verdict.NO_ROOM, NO_ROOM
     elif candidate.kind in ledger.failed(situation.fault):
         verdict, reason = Verdict.FAILED, "brought less than half of what was promised, against the same cause"
     elif gain_ratio < policy.least_gain_ratio:
@@ -194,6 +197,8 @@ def _reason(order: Considered | None, considered: Sequence[Considered], hindranc
     waiting = [one for one in considered if one.verdict is Verdict.WAITS]
     if waiting:
         return f"{waiting[0].kind} waits: {waiting[0].reason}"
+    if not considered[0].fits:
+        return f"as it is {NO_ROOM}, and nothing that fits is faster"
     return "nothing is worth its cost"
 
 

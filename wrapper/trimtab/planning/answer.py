@@ -93,6 +93,8 @@ def to_json(answer: Answer) -> str:
             "measured_steps": case.measured_steps,
             "seconds_left": situation.seconds_left,
             "utilization_ratio": situation.utilization_ratio,
+            "needed_bytes": case.needed_bytes,
+            "device_bytes": [_finite(held) for held in case.device_bytes],
             "imbalance": detection
             and {
                 "triggered": detection.triggered,

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from trimtab.balance.accelerators import ACCELERATORS
 from trimtab.balance.placement import Cluster
-from trimtab.balance.plan import Plan, Schedule
+from trimtab.balance.plan import Link, Plan, Schedule
 from trimtab.balance.samples import parse_spans
 from trimtab.balance.search import Appraiser, Configuration, Outcome, Space, Training, search
 from trimtab.balance.situation import Shapes
@@ -43,8 +43,13 @@ class Model:
 
     @property
     def on_cpus(self) -> bool:
-        """Whether the ranks compute on CPUs, whose speed and links are anything."""
+        """Whether the ranks compute on CPUs."""
         return self.cluster.accelerator == ACCELERATORS["cpu"]
+
+    @property
+    def links(self) -> tuple[Link, ...]:
+        """[S] as the devices' data sheet has them; empty on CPUs, whose links are anything."""
+        return () if self.on_cpus else self.appraiser.placement(self.configuration).links()
 
     @property
     def precision(self) -> str:

@@ -10,7 +10,7 @@ from trimtab.balance.accelerators import ACCELERATORS, Accelerator
 from trimtab.balance.calibrate import overheads_seconds
 from trimtab.balance.detect import Detection, detect
 from trimtab.balance.findings import Diagnosis
-from trimtab.balance.measure import Measured, costs_of, measure
+from trimtab.balance.measure import costs_of, measure
 from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.placement import Cluster
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory
@@ -40,8 +40,11 @@ class Case:
     detection: Detection | None = None
     """None: nothing has run."""
     diagnosis: Diagnosis | None = None
-    measured: Measured | None = None
     measured_steps: int = 0
+    needed_bytes: tuple[float, ...] = ()
+    """[S] the most that a rank of each stage held; where nothing has run, would hold."""
+    device_bytes: tuple[float, ...] = ()
+    """[S] what its device holds; infinite: not known."""
 
 
 def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> Case:
@@ -57,7 +60,9 @@ def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> 
     situation = Situation(
         costs=appraiser.costs(model.configuration),
         memory=appraiser.memory(model.shape),
-        hardware=replace(appraiser.hardware(model.configuration), overhead_seconds=current.overhead_seconds),
+        hardware=replace(
+            appraiser.hardware(model.configuration), links=model.links, overhead_seconds=current.overhead_seconds
+        ),
         plan=model.plan,
         shape=model.shape,
         asked=True,
@@ -69,7 +74,14 @@ def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> 
     assumptions = [f"Nothing has run: all times are worked out for {accelerator.name} ({accelerator.source})."]
     if job.data.tokenizer not in ("bpe", "bytes"):
         assumptions.append(f"The tokenizer has {job.data.vocabulary_size:,} tokens, as data.vocabulary_size says.")
-    return Case(title, job, situation, tuple(assumptions))
+    return Case(
+        title=title,
+        job=job,
+        situation=situation,
+        assumptions=tuple(assumptions),
+        needed_bytes=current.memory_bytes,
+        device_bytes=situation.hardware.memory_bytes,
+    )
 
 
 def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
@@ -115,8 +127,9 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         ended=not run.running,
         detection=detection,
         diagnosis=diagnosis,
-        measured=measured,
         measured_steps=len(run.rows),
+        needed_bytes=run.peak_bytes,
+        device_bytes=devices.memory_bytes(profile, run.training),
     )
 
 
@@ -135,8 +148,7 @@ def _model(run: Observed, accelerator: Accelerator) -> Model:
 
 def _hardware(run: Observed, model: Model, costs: Costs, memory: ParameterMemory, speeds: Floats) -> Hardware:
     """As measured; what a step takes beside its simulated pipeline is what every plan has to bear."""
-    links = () if model.on_cpus else model.appraiser.placement(model.configuration).links()
-    bare = Hardware(speeds, _memory_bytes(run, stage_memory_bytes(costs, memory, model.plan)), links)
+    bare = Hardware(speeds, _memory_bytes(run, stage_memory_bytes(costs, memory, model.plan)), model.links)
     seconds, forward, backward = run.step_compute
     beside = overheads_seconds(seconds.tolist(), forward, backward, model.plan, bare, costs.boundary_bytes)
     return replace(bare, overhead_seconds=max(0.0, float(np.median(beside))))

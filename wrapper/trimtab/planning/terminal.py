@@ -1,6 +1,7 @@
 """An answer as tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
 import io
+import math
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -10,12 +11,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.balance.candidates import split_text
 from trimtab.balance.decide import Considered, Verdict
 from trimtab.balance.detect import Detection
 from trimtab.balance.findings import Diagnosis
 from trimtab.planning.answer import Answer
 from trimtab.planning.situation import Case
-from trimtab.report.wording import ABSENT, duration, milliseconds, percent, plain, plural
+from trimtab.report.wording import ABSENT, data_size, duration, milliseconds, percent, plain, plural
 
 PLAIN_WIDTH = 100
 """Columns where the output is no terminal."""
@@ -31,6 +33,10 @@ def show(answer: Answer, output: TextIO) -> None:
         console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
     for part in _parts(answer):
         console.print(part)
+    for line in answer.job_lines:
+        console.print(Text(f"      {plain(line, 4000)}"), soft_wrap=True)  # to be copied: never broken
+    for part in _assumptions(answer.case):
+        console.print(part)
 
 
 def _parts(answer: Answer) -> Iterator[RenderableType]:
@@ -42,8 +48,9 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
     yield Padding(_considered(answer.decision.considered), (0, 0, 0, 2), expand=False)
     yield Text("\nDecision", style="bold")
     yield Padding(Text(_decision(answer)), (0, 0, 0, 2))
-    for line in answer.job_lines:
-        yield Padding(Text(plain(line, 4000)), (0, 0, 0, 6))
+
+
+def _assumptions(case: Case) -> Iterator[RenderableType]:
     if case.assumptions:
         yield Text("\nAssumed, not measured", style="bold")
         for assumption in case.assumptions:
@@ -54,9 +61,8 @@ def _running(case: Case) -> str:
     plan, batch = case.situation.plan, case.job.batch
     shares = sorted(set(plan.microbatches))
     microbatches = " to ".join(str(count) for count in (shares[0], shares[-1])[: len(shares)])
-    layers = "|".join(map(str, plan.layout.layers))
     passes = f"{microbatches} microbatches of {batch.microbatch_size}"
-    return f"{case.situation.shape}, {plan.schedule}, {passes}, layers {layers}"
+    return f"{case.situation.shape}, {plan.schedule}, {passes}, layers {split_text(plan.layout)}"
 
 
 def _figures(answer: Answer) -> Table:
@@ -71,6 +77,8 @@ def _figures(answer: Answer) -> Table:
         table.add_row("Imbalance", _imbalance(case.detection, case))
     if case.diagnosis:
         table.add_row("Cause", _cause(case.diagnosis))
+    if all(map(math.isfinite, case.device_bytes)):
+        table.add_row("Memory", _memory(case))
     if situation.utilization_ratio is not None:
         below = situation.utilization_ratio < case.job.balance.least_utilization_ratio
         note = f"below {case.job.balance.least_utilization_ratio:.0%}, which asks for a plan" if below else ""
@@ -82,19 +90,25 @@ def _figure(value: str, note: str) -> Text:
     return Text(value, style="bold").append(f"  {note}", style="not bold")
 
 
+def _memory(case: Case) -> Text:
+    """Of the stage that is the fullest."""
+    shares = [needed / held for needed, held in zip(case.needed_bytes, case.device_bytes, strict=True)]
+    stage = shares.index(max(shares))
+    needed, held = data_size(case.needed_bytes[stage]), data_size(case.device_bytes[stage])
+    return _figure(f"{needed} of {held}", f"on stage {stage}, the fullest" + ("" if max(shares) <= 1 else ": too much"))
+
+
 def _imbalance(detection: Detection, case: Case) -> Text:
     if detection.ratio is None or detection.lower_ratio is None or detection.place is None:
         return Text(f"not known: no window of {case.job.balance.window_steps} steps is complete")
     replica, stage = detection.place
     of_replica = f" of replica {replica}" if case.situation.shape.data > 1 else ""
     policy = case.job.balance
-    windows = plural(policy.trigger_windows, "window")
-    since = f"since step {detection.since_step}" if detection.triggered else f"not in {windows} on end"
-    return _figure(
-        percent(detection.ratio),
-        f"stage {stage}{of_replica} is the slowest; with 95 % confidence at least "
-        f"{percent(max(0.0, detection.lower_ratio))}; above {policy.trigger_ratio:.0%} {since}",
-    )
+    needed = f"that takes {plural(policy.trigger_windows, 'window')} on end above {policy.trigger_ratio:.0%}"
+    state = f"triggered since step {detection.since_step}" if detection.triggered else f"not triggered: {needed}"
+    lower = percent(max(0.0, detection.lower_ratio))
+    note = f"stage {stage}{of_replica} is the slowest; with 95 % confidence at least {lower}; {state}"
+    return _figure(percent(detection.ratio), note)
 
 
 def _cause(diagnosis: Diagnosis) -> Text:
