@@ -152,7 +152,11 @@ def _draw(comparison: "Comparison", path: Path) -> None:
     from trimtab import timeline
 
     pictures = [
-        timeline.Picture(f"{name}: {outcome.configuration}", outcome.estimate.simulations[0])
+        timeline.Picture(
+            f"{name}: {outcome.configuration}",
+            outcome.estimate.simulations[0],
+            f"Beside its pipeline a step takes {outcome.overhead_seconds:.3f} s.",
+        )
         for name, outcome in (("Static plan", comparison.static), ("Chosen plan", comparison.chosen))
     ]
     timeline.write(path, "One step of a pipeline", pictures)

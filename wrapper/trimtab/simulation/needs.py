@@ -35,6 +35,11 @@ class Need:
     obstacle: str
     """Why they are; empty: they are not."""
 
+    @property
+    def run(self) -> str:
+        """Schedule and chunks a stage."""
+        return f"{self.schedule} x {self.virtual}" if self.virtual > 1 else str(self.schedule)
+
 
 def needs(comparison: Comparison) -> list[Need]:
     """For each number of stages, with as many replicas as the chosen plan has, and for each schedule.
@@ -85,7 +90,7 @@ def _need(appraiser: Appraiser, options: list[Configuration]) -> Need:
     best = max(plans, key=lambda option: (round(balances[option], 3), -option.virtual))
     found = partial(Need, best.shape, best.schedule, best.virtual, balances[best])
     if balances[best] < LEAST_STAGE_EFFICIENCY:
-        return found(None, f"the best layout of whole layers balances to {balances[best]:.1%}")
+        return found(None, f"whole layers balance to {balances[best]:.1%} at best")
 
     def outcome(groups: int) -> Outcome:
         number = groups * best.shape.pipeline

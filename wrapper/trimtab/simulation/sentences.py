@@ -1,6 +1,7 @@
 """What the figures rest on, and where they end, in sentences with their numbers."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 
 from trimtab.balance.search import Outcome
 from trimtab.balance.transformer import (
@@ -61,12 +62,9 @@ def _fails(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
                 f"memory: with --optimizer {state.optimizer} a parameter takes {state.bytes_per_parameter:g} bytes, "
                 f"{state.device_bytes / 1e9:,.0f} GB of each GPU's {capacity / 1e9:,.0f} GB before any activation"
             )
-    for need in needs:
-        if need.obstacle:
-            chunks = f" x {need.virtual}" if need.virtual > 1 else ""
-            yield (
-                f"{need.shape}, {need.schedule}{chunks}: {LEAST_STAGE_EFFICIENCY:.0%} is out of reach: {need.obstacle}"
-            )
+    for shape, those in groupby((need for need in needs if need.obstacle), key=lambda need: need.shape):
+        reasons = "; ".join(f"{need.run}: {need.obstacle}" for need in those)
+        yield f"{shape}: a stage efficiency of {LEAST_STAGE_EFFICIENCY:.0%} is out of reach: {reasons}"
     few = [one for one in statics if one.estimate.bubble_ratio >= MOST_BUBBLE]
     if few:
         said = ", ".join(

@@ -115,25 +115,23 @@ def _listed(numbers: list[int]) -> str:
 
 
 def _needs(needs: Sequence[Need]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
-    table.add_column("shape")
-    table.add_column("schedule")
-    for name in ("best balance", "microbatches", "efficiency", "bubble", "memory"):
-        table.add_column(name, justify="right")
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("TP x PP", no_wrap=True)
+    table.add_column("schedule", no_wrap=True)
+    for name in ("balance", "microbatches", "efficiency", "bubble", "memory"):
+        table.add_column(name, justify="right", no_wrap=True)
     for need in needs:
-        chunks = f" x {need.virtual}" if need.virtual > 1 else ""
-        row = [str(need.shape), f"{need.schedule}{chunks}", percent(need.balance_ratio)]
-        if need.reached:
-            estimate = need.reached.estimate
-            row += [
-                str(need.reached.configuration.microbatches),
-                percent(estimate.stage_efficiency_ratio),
-                percent(estimate.bubble_ratio),
-                f"{max(need.reached.memory_bytes) / 1e9:,.1f} GB",
+        reached = need.reached
+        figures = ["never", ABSENT, ABSENT, ABSENT]
+        if reached:
+            figures = [
+                str(reached.configuration.microbatches),
+                percent(reached.estimate.stage_efficiency_ratio),
+                percent(reached.estimate.bubble_ratio),
+                f"{max(reached.memory_bytes) / 1e9:,.1f} GB",
             ]
-        else:
-            row += ["never", ABSENT, ABSENT, ABSENT]
-        table.add_row(*row, style="" if need.reached else "dim")
+        shape = f"{need.shape.tensor} x {need.shape.pipeline}"
+        table.add_row(shape, need.run, percent(need.balance_ratio), *figures, style="" if reached else "dim")
     return table
 
 
