@@ -92,7 +92,10 @@ def print_comparison(environment: dict[str, str], directory: Path, tensor: int, 
             f"{layout:>8}{run.microbatches:>14}{measured * 1e3:>7.0f} ms{''.join(f'{error:>18}' for error in errors)}",
             flush=True,
         )
-    print(f"beside the pipeline: {model.hardware.overhead_seconds * 1e3:.0f} ms")
+    beside, at_once = model.hardware.overhead_seconds, model.hardware.stages_at_once
+    print(
+        f"beside the pipeline: {beside * 1e3:.0f} ms; stages that compute at once: {min(at_once, STAGES):.2f} at most"
+    )
 
 
 def demo_job(layers: tuple[int, ...], microbatches: int, tensor: int, steps: int) -> dict[str, Any]:
@@ -187,12 +190,14 @@ def calibrate(run: Run) -> Model:
     window = slice(WARM_UP, WARM_UP + CALIBRATION)
     samples = samples_of(run.training.stages)
     measured = measure(samples.select(np.isin(samples.step, run.training.steps["step"][window])), [run.layout], prior)
-    cores = os.cpu_count() or 1
-    hardware = Hardware(measured.speeds, (np.inf,) * STAGES, (), stages_at_once=cores / run.tensor)
-    beside = overheads_seconds(
-        run.step_seconds[window].tolist(), run.forward_seconds[window], run.backward_seconds[window], run.plan, hardware
-    )
-    hardware = replace(hardware, overhead_seconds=float(np.median(beside)))
+    step, forward, backward = run.step_seconds[window], run.forward_seconds[window], run.backward_seconds[window]
+    hardware = Hardware(measured.speeds, (np.inf,) * STAGES, ())
+    if run.tensor * STAGES > (os.cpu_count() or 1):
+        # Ranks that share cores wait for each other's turn, microbatch by microbatch: that grows with the compute.
+        hardware = replace(hardware, stages_at_once=float(np.median((forward + backward).sum(axis=(1, 2)) / step)))
+    else:
+        beside = overheads_seconds(step.tolist(), forward, backward, run.plan, hardware)
+        hardware = replace(hardware, overhead_seconds=float(np.median(beside)))
     return Model(costs_of(measured, prior), hardware)
 
 
