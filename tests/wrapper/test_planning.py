@@ -88,6 +88,14 @@ def test_a_slow_node_is_left_out_of_the_next_run(case, profiles):
     assert considered(found, Kind.MICROBATCHES).verdict is Verdict.WORTH
 
 
+def test_a_node_s_name_cannot_become_a_command(case, profiles):
+    slow = profiles.make(data=3, head_seconds=0.0, slow=(1, 1, 1.5), ranks_per_node=2)
+    names = np.where(slow.training.ranks["node"] == "n5", "n5; reboot \x1b[31m", slow.training.ranks["node"])
+    ranks = slow.training.ranks | {"node": names}
+    found = answer(case(dataclasses.replace(slow, training=dataclasses.replace(slow.training, ranks=ranks))))
+    assert "--exclude='n5; reboot '" in shown(found)
+
+
 def test_level_stages_stay_as_they_are(case, profiles):
     found = answer(case(noisy(profiles.make(head_seconds=0.0, steps=80))))
     assert found.decision.order is None

@@ -16,6 +16,7 @@ from trimtab.balance.estimate import Estimate, estimate
 from trimtab.balance.memory import stage_memory_bytes
 from trimtab.balance.partition import NoLayout, partition
 from trimtab.balance.plan import Hardware, Part, Plan, Schedule
+from trimtab.balance.schedules import obstacle
 from trimtab.balance.search import Configuration
 from trimtab.balance.situation import Kind, Situation
 from trimtab.balance.stage_costs import Recompute
@@ -23,8 +24,8 @@ from trimtab.protocol import Layout
 
 MOST_VIRTUAL = 4
 """Chunks a stage that are tried: each one more costs as many messages again, and saves less of the bubble."""
-
 MOST_CHUNKS_IN_WORDS = 8
+"""Of a layout that is told chunk by chunk."""
 CANNOT_RECOMPUTE = "the ranks do not recompute layers"
 
 
@@ -299,12 +300,10 @@ def _other_schedules(situation: Situation) -> Iterator[tuple[Schedule, int]]:
     """Schedules and chunks a stage that the ranks can run, and do not."""
     plan, stages = situation.plan, situation.plan.layout.stages
     for schedule in situation.schedules:
-        chunked = schedule is Schedule.INTERLEAVED
-        if chunked and any(count % stages for count in plan.microbatches):
-            continue
         most = min(MOST_VIRTUAL, len(situation.costs.layers) // stages)
-        for virtual in range(2, most + 1) if chunked else (1,):
-            if (schedule, virtual) != (plan.schedule, plan.layout.virtual):
+        for virtual in range(2, most + 1) if schedule is Schedule.INTERLEAVED else (1,):
+            possible = not any(obstacle(schedule, stages, virtual, count) for count in set(plan.microbatches))
+            if possible and (schedule, virtual) != (plan.schedule, plan.layout.virtual):
                 yield schedule, virtual
 
 

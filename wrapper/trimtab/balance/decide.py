@@ -127,7 +127,8 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     if gain_ratio is None or cost_seconds is None:
         return Considered(**vars(candidate), verdict=Verdict.IMPOSSIBLE, reason=candidate.obstacle)
     loss_seconds = ledger.loss_of(situation.fault)
-    horizon_seconds = _horizon_seconds(situation, policy, lasts=loss_seconds >= cost_seconds)
+    paid = candidate.kind.restarts and loss_seconds >= cost_seconds
+    horizon_seconds = _horizon_seconds(situation, policy, paid)
     brought_seconds = gain_ratio * horizon_seconds
     price = f"and costs {cost_seconds:,.1f} s" if cost_seconds else "at no cost"
     verdict, reason = Verdict.WORTH, f"saves {brought_seconds:,.1f} s of {horizon_seconds:,.0f} s, {price}"
@@ -162,17 +163,17 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     )
 
 
-def _horizon_seconds(situation: Situation, policy: Balance, lasts: bool) -> float:
+def _horizon_seconds(situation: Situation, policy: Balance, paid: bool) -> float:
     """How long a gain is counted: to the end of the run, and where that is not known, as long again as it has lasted.
 
-    A fault of the hardware may pass: it counts for `hardware_horizon_seconds`, until it has lasted as long, or has cost
-    as much as the remedy does.
+    A fault of the hardware may pass: it counts for `hardware_horizon_seconds`, until it has lasted as long, or, for a
+    restart, has cost as much (`paid`).
     """
     new_seconds = policy.hardware_horizon_seconds
     left_seconds = situation.seconds_left
     if left_seconds is None:
         return max(new_seconds, situation.lasting_seconds)
-    lasts = lasts or situation.lasting_seconds >= new_seconds
+    lasts = paid or situation.lasting_seconds >= new_seconds
     return left_seconds if lasts or situation.fault.cause != "hardware" else min(left_seconds, new_seconds)
 
 

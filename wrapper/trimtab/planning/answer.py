@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -34,7 +35,7 @@ class Answer:
         if order is None:
             return ""
         if order.kind is Kind.EXCLUDE:
-            return f"Submit it again with: trimtab submit ... -- --exclude={','.join(order.exclude)}"
+            return f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
         if self.job_lines:
             return "In the job file, for the next run:"
         return "No key of the job file says this: it takes an order to running ranks."

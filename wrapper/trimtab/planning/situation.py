@@ -107,7 +107,7 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         shape=run.shape,
         step_seconds=run.step_seconds,
         triggered=detection.triggered,
-        fault=Fault(diagnosis.cause, diagnosis.places),
+        fault=Fault(diagnosis.cause, tuple(sorted(diagnosis.places))),
         lasting_seconds=_lasting_seconds(run, detection),
         utilization_ratio=devices.utilization_ratio(profile, begin_seconds, run.time_seconds[run.rows[-1]]),
         asked=True,

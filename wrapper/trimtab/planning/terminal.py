@@ -143,7 +143,7 @@ def _decision(answer: Answer) -> str:
     order = answer.decision.order
     if order is None:
         return f"Change nothing: {plain(answer.decision.reason)}."
-    return f"{order.kind.capitalize()}: {plain(order.change)}, which {plain(order.reason)}. {answer.to_do}"
+    return f"{order.kind.capitalize()}: {plain(order.change)}, which {plain(order.reason)}. {plain(answer.to_do)}"
 
 
 def _bullet(text: str) -> Table:
