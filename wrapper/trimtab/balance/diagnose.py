@@ -151,8 +151,9 @@ def _confidence(costs: Floats, cause: str, scales: _Scales) -> float:
     if cause == NONE:
         return agreeing
     shares = _shares(costs.mean(axis=1))
-    own, others = shares[_COSTS.index(cause)], np.delete(shares, _COSTS.index(cause))
-    return agreeing * float(own / (own + others.max()))
+    own, next_largest = shares[_COSTS.index(cause)], np.delete(shares, _COSTS.index(cause)).max()
+    # Nothing costs anything where a schedule's slack hides a stage that is apart: then the others are no less likely.
+    return agreeing * float(own / (own + next_largest) if own > 0 else 0.5)
 
 
 class _Pipelines:

@@ -23,6 +23,8 @@ MOST_CELLS = 1 << 26
 """Microbatches x chunks x replicas x steps; a file that claims more has a wrong number in it."""
 
 _Rows = Mapping[str, npt.NDArray[Any]]
+_ROW = "row"
+"""Beside the file's columns: the number of the row in it, from 0."""
 
 
 class TraceError(ValueError):
@@ -92,7 +94,7 @@ def _rows(file: Path) -> _Rows:
         raise TraceError(f"{file}: cannot be read as Parquet: {error}") from error
     if not table.num_rows:
         raise TraceError(f"{file}: has no rows")
-    rows: dict[str, npt.NDArray[Any]] = {}
+    rows: dict[str, npt.NDArray[Any]] = {_ROW: np.arange(table.num_rows)}
     for name in (*WHOLE_COLUMNS, *REAL_COLUMNS, "optype"):
         if table.column_names.count(name) != 1:
             raise TraceError(f"{file}: has no column {name}, or several; it has {', '.join(table.column_names):.200}")
@@ -115,9 +117,9 @@ def _rows(file: Path) -> _Rows:
 
 def _trace(rows: _Rows, sizes: _Sizes) -> Trace:
     for name, most in (("dp_rank", sizes.replicas), ("stage", sizes.stages)):
-        _check(name, rows[name], (rows[name] >= 0) & (rows[name] < most), f"0 to {most - 1}, as the sizes say")
-    _check("duration", rows["duration"], rows["duration"] >= 0, "at least 0")
-    _check("start_ts", rows["start_ts"], np.isfinite(rows["start_ts"]), "a number")
+        _check(rows, name, (rows[name] >= 0) & (rows[name] < most), f"0 to {most - 1}, as the sizes say")
+    _check(rows, "duration", rows["duration"] >= 0, "at least 0")
+    _check(rows, "start_ts", np.isfinite(rows["start_ts"]), "a number")
     steps, step = np.unique(rows["step"], return_inverse=True)
     rows = {**rows, "step": step}
     durations = Durations(
@@ -137,12 +139,12 @@ def _trace(rows: _Rows, sizes: _Sizes) -> Trace:
     return Trace(durations, ranks, tuple(place for place in places if place not in ranks))
 
 
-def _check(name: str, values: npt.NDArray[Any], good: npt.NDArray[np.bool_], expected: str) -> None:
+def _check(rows: _Rows, name: str, good: npt.NDArray[np.bool_], expected: str) -> None:
     if not good.all():
-        bad = np.flatnonzero(~good)
+        first = int(np.argmin(good))
         raise ValueError(
-            f"column {name}: {len(bad)} of {len(values)} values are not {expected}; the first is "
-            f"{values[bad[0]]} in row {bad[0]}"
+            f"column {name}: {int((~good).sum())} of {len(good)} values are not {expected}; the first is "
+            f"{rows[name][first]} in row {rows[_ROW][first]}"
         )
 
 
@@ -159,9 +161,9 @@ def _computed(rows: _Rows, operation: str, sizes: _Sizes, steps: int) -> Floats:
     chunks = sizes.stages * sizes.virtual
     chunk, microbatch, seconds = picked["gmc"].astype(np.int64), picked["mb_id"].astype(np.int64), picked["duration"]
     of_stage = (chunk >= 0) & (chunk < chunks) & (chunk % sizes.stages == picked["stage"])
-    _check("gmc", chunk, of_stage, f"a chunk of their stage (0 to {chunks - 1}) for {operation}")
-    _check("mb_id", microbatch, microbatch >= 0, f"at least 0 for {operation}")
-    _check("duration", seconds, np.isfinite(seconds) & (seconds > 0), f"above 0 for {operation}")
+    _check(picked, "gmc", of_stage, f"a chunk of their stage (0 to {chunks - 1}) for {operation}")
+    _check(picked, "mb_id", microbatch >= 0, f"at least 0 for {operation}")
+    _check(picked, "duration", np.isfinite(seconds) & (seconds > 0), f"above 0 for {operation}")
     shape = steps, sizes.replicas, chunks, int(microbatch.max()) + 1
     if np.prod(shape, dtype=np.float64) > MOST_CELLS:
         raise ValueError(f"column mb_id or step: {shape[3]} microbatches in {steps} steps are more than can be there")
@@ -194,7 +196,7 @@ def _transfer(rows: _Rows, sizes: _Sizes, steps: int, direction: str, receiver: 
     sent, received = (_picked(rows, f"{direction}-{end}") for end in ("send", "recv"))
     count = max((int(end["seq_id"].max()) + 1 for end in (sent, received) if len(end["seq_id"])), default=1)
     for end in (sent, received):
-        _check("seq_id", end["seq_id"], end["seq_id"] >= 0, f"at least 0 for {direction}-send and -recv")
+        _check(end, "seq_id", end["seq_id"] >= 0, f"at least 0 for {direction}-send and -recv")
     shape = steps, sizes.replicas, sizes.stages, count
     if np.prod(shape, dtype=np.float64) > MOST_CELLS:
         raise ValueError(f"column seq_id: {count} transfers in each of {steps} steps are more than can be there")
