@@ -8,7 +8,7 @@ that would trigger (`Balance.trigger_ratio`), as noise alone costs some percent.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import median_low
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def diagnose(
     mended_seconds = float(values[frozenset(range(len(_MENDABLE)))].mean())
     unexplained = actual - values[frozenset()]
     costs = np.vstack([shapley(values, len(_MENDABLE)), unexplained]) / mended_seconds  # [4, T]
-    spreads = (max(ratios) / median(ratios) - 1, slow[0].slower_ratio if slow else 0.0, across)
+    spreads = (max(ratios) / median_low(ratios) - 1, slow[0].slower_ratio if slow else 0.0, across)
     scales = _Scales(policy, spreads)
     cause = scales.name(costs.mean(axis=1))
     told_apart = replicas > 1 or bool(np.isfinite(known).all())

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.durations import Durations
+from trimtab.balance.durations import LEAST_STEPS, Durations
 from trimtab.balance.plan import Floats
 from trimtab.balance.robust import critical, lower_median, mean, median
 
@@ -186,7 +186,7 @@ def _agreed(answers: Floats) -> Floats:
     # Against a typical replica, step by step: loads of the same step depend on one another.
     typical = int(np.abs(stays - lower_median(stays, 0)).argmin())
     error = (common - common[:, [typical]]).std(axis=0, ddof=1) / np.sqrt(steps)
-    lasting = stays - stays[typical] > critical(replicas * replicas) * error
+    lasting = stays - stays[typical] > critical(replicas * replicas, steps - 1) * error
     return np.asarray(kept * (changes + np.where(lasting, stays[typical], stays)))
 
 
@@ -225,9 +225,10 @@ def _slow_places(apart: Floats, stages: int, least_ratio: float) -> tuple[Floats
     after = np.cumsum(np.nan_to_num(series)[::-1], axis=0)[::-1]
     count = np.maximum(np.cumsum(known[::-1], axis=0)[::-1], 1)
     surprise = np.maximum(after / np.sqrt(count) / sigma, 0.0)  # [T, R, S]
-    onset = surprise.argmax(axis=0)
-    onset = np.where(surprise.max(axis=0) ** 2 - surprise[0] ** 2 > critical(surprise.size) ** 2, onset, 0)
+    surprise[1 - LEAST_STEPS :] = 0.0  # what is new in the last steps may yet go
+    least = critical(surprise.size, steps - 1)
+    onset = np.where(surprise.max(axis=0) ** 2 - surprise[0] ** 2 > least**2, surprise.argmax(axis=0), 0)
     strongest, total, left = (np.take_along_axis(each, onset[None], 0)[0] for each in (surprise, after, count))
     slowness = total / left
-    slow = (strongest > critical(surprise.size)) & (slowness >= np.log1p(least_ratio))
+    slow = (strongest > least) & (slowness >= np.log1p(least_ratio))
     return slowness, np.where(slow, onset, NOT_SLOW), sigma / np.sqrt(left)

@@ -3,12 +3,11 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from statistics import median
-
-import numpy as np
+from statistics import median_low
 
 from trimtab.balance.links import SlowLink
 from trimtab.balance.plan import Floats, Place
+from trimtab.balance.robust import lower_median
 
 INTRINSIC, HARDWARE, DATA, UNKNOWN, NONE = CAUSES = ("intrinsic", "hardware", "data", "unknown", "none")
 
@@ -110,18 +109,21 @@ def evidence(
 
 def _of_stages(found: Diagnosis, replicas: int, by_kind: Floats) -> Iterator[Evidence]:
     alike = f", on all {replicas} replicas alike" if replicas > 1 else ""
-    forward, backward = (by_kind / np.median(by_kind, axis=1, keepdims=True)).tolist()
+    forward, backward = (by_kind / lower_median(by_kind, 1)[:, None]).tolist()
     for stage in slow_stages(found.stage_ratios):
         yield Evidence(
             "stage",
-            f"stage {stage} takes {found.stage_ratios[stage] / median(found.stage_ratios):.2f} times as long as the "
-            f"median stage (forward {forward[stage]:.2f}, backward {backward[stage]:.2f}){alike}",
+            f"stage {stage} takes {found.stage_ratios[stage] / median_low(found.stage_ratios):.2f} times as long as "
+            f"the typical one (forward {forward[stage]:.2f}, backward {backward[stage]:.2f}){alike}",
         )
 
 
 def slow_stages(ratios: tuple[float, ...]) -> list[int]:
-    """The slowest, and those that are at least half as far from the median stage; the slowest first."""
-    excess = [ratio / median(ratios) - 1 for ratio in ratios]
+    """The slowest, and those that are at least half as far from the typical stage; the slowest first.
+
+    Typical is the lower median: of two stages, the slow one is no measure of itself.
+    """
+    excess = [ratio / median_low(ratios) - 1 for ratio in ratios]
     most = max(excess)
     slow = [stage for stage, each in enumerate(excess) if each > 0 and each >= most / 2]
     return sorted(slow, key=lambda stage: -excess[stage])

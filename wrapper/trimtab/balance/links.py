@@ -43,7 +43,7 @@ def slow_links(transfer_seconds: Floats, crossings: int, least_seconds: float) -
     spread = np.sqrt(mean((transfer_seconds - typical) ** 2, 0))
     with np.errstate(invalid="ignore"):
         slow = (excess * crossings > least_seconds) & (
-            excess > critical(excess.size) * MEDIAN_SIGMA * spread / np.sqrt(steps)
+            excess > critical(excess.size, len(transfer_seconds) - 1) * MEDIAN_SIGMA * spread / np.sqrt(steps)
         )
     found = [
         SlowLink((replica, stage), float(typical[replica, stage]), float(peers[replica, stage]))

@@ -12,9 +12,13 @@ MEDIAN_SIGMA = 1.2533
 """Standard error of a median over that of a mean."""
 
 
-def critical(looks: int) -> float:
-    """How many standard errors are more than chance, in so many looks."""
-    return NormalDist().inv_cdf(1 - FALSE_ALARM_RATIO / looks)
+def critical(looks: int, freedom: float = np.inf) -> float:
+    """How many standard errors are more than chance in so many looks, an error itself known from `freedom` differences.
+
+    Student's quantile, by the first term of its expansion in 1 / freedom (Fisher and Cornish, 1960).
+    """
+    normal = NormalDist().inv_cdf(1 - FALSE_ALARM_RATIO / looks)
+    return normal + (normal**3 + normal) / (4 * freedom)
 
 
 def mean(values: Floats, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Floats:
