@@ -78,9 +78,10 @@ def test_a_slow_place_of_a_profile_is_named_with_its_ranks_and_node(stored, prof
     (slow,) = found["slow_places"]
     assert slow["slower_ratio"] == pytest.approx(0.3, rel=1e-6)  # steps without any noise
     assert slow["since_step"] == 2  # the first step of an attempt warms up, and is left out
-    # Microbatches of 25 + 50 ms: 8 on the slow stage, whose first backward waits while the other has its first
-    # microbatch, but for a forward of its own. The rest of the 1.5 s stays; the mean of 8 places is 1.0375.
-    slow_pipeline, mean_pipeline = 0.075 * 8 * 1.3 + 0.075 - 0.025 * 1.3, 0.075 * 9 * 1.0375
+    # Microbatches of 25 + 50 ms: 8 on the slow stage, which waits while the other one has the first microbatch, but for
+    # a forward of its own, and the last one, but for a backward. The mean of 8 places is 1.0375; the rest of 1.5 s stays.
+    slow_pipeline = 8 * 0.075 * 1.3 + (0.075 - 0.025 * 1.3) + (0.075 - 0.05 * 1.3)
+    mean_pipeline = 9 * 0.075 * 1.0375
     expected = 1.5 / (1.5 - slow_pipeline + mean_pipeline)
     assert found["slowdown_ratio"] == pytest.approx(expected, rel=1e-6)
 
