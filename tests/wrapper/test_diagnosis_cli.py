@@ -74,16 +74,28 @@ def test_a_slow_place_of_a_profile_is_named_with_its_ranks_and_node(stored, prof
     assert (found["cause"], found["secondary"], found["stages"], found["ranks"]) == ("hardware", None, [0], [4, 5])
     assert found["places"] == [{"replica": 2, "stage": 0, "ranks": [4, 5]}]
     assert found["nodes"] == ["n3"]
+    assert texts(found, "node") == []
     assert found["confidence"] > 0.9
     (slow,) = found["slow_places"]
     assert slow["slower_ratio"] == pytest.approx(0.3, rel=1e-6)  # steps without any noise
     assert slow["since_step"] == 2  # the first step of an attempt warms up, and is left out
     # Microbatches of 25 + 50 ms: 8 on the slow stage, which waits while the other one has the first microbatch, but for
-    # a forward of its own, and the last one, but for a backward. The mean of 8 places is 1.0375; the rest of 1.5 s stays.
+    # a forward of its own, and the last one, but for a backward. The mean of 8 places is 1.0375; the rest of the 1.5 s
+    # stays.
     slow_pipeline = 8 * 0.075 * 1.3 + (0.075 - 0.025 * 1.3) + (0.075 - 0.05 * 1.3)
     mean_pipeline = 9 * 0.075 * 1.0375
     expected = 1.5 / (1.5 - slow_pipeline + mean_pipeline)
     assert found["slowdown_ratio"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_node_whose_places_are_all_slow_is_named(stored, profiles):
+    profile = profiles.make(data=4, ranks_per_node=4, head_seconds=0.0)  # two replicas of a stage on each node
+    stages = dict(profile.training.stages)
+    slow = (stages["stage"] == 1) & (stages["replica"] >= 2)
+    stages["backward_seconds"] = np.where(slow, 1.5, 1.0) * stages["backward_seconds"]
+    found = diagnosed(stored(profiles.change(profile, training={"stages": stages})))
+    assert (found["cause"], found["ranks"], found["nodes"]) == ("hardware", [12, 13, 14, 15], ["n4"])
+    assert texts(found, "node") == ["all 2 places on n4 are slow: look at the node rather than at one device"]
 
 
 def test_a_long_last_stage_of_one_replica_may_also_be_hardware(stored, profile):

@@ -24,6 +24,9 @@ from trimtab.balance.robust import critical, lower_median, mean, median
 NOT_SLOW = -1
 """Instead of the index of a step."""
 
+LEAST_ANSWER = 0.1
+"""What a chunk that hardly answers to data (an embedding alone) deviates by is not blown up further."""
+
 
 @dataclass(frozen=True)
 class Factors:
@@ -158,7 +161,7 @@ def _common(by_step: Floats, shared: _Shared, workload: Floats | None) -> Floats
     What the known workload explains; beyond it, what the chunks share, but for what stays with a replica and is more
     than the variation from step to step lets one expect: that is slow hardware under all its stages.
     """
-    answer = shared.loadings.mean(axis=0)  # [C]
+    answer = np.maximum(shared.loadings.mean(axis=0), LEAST_ANSWER)  # [C]
     explained = _explained(lower_median(by_step / answer, -1), workload)
     answers = by_step / answer - explained[..., None]
     if by_step.shape[2] > 1:

@@ -17,7 +17,8 @@ class Evidence:
     """A finding that the diagnosis rests on."""
 
     kind: str
-    """stage, place, link, data, level, unexplained, limit (what could not be told); from a shell: probe, device."""
+    """stage, place, link, data, level, unexplained, limit (what could not be told); of a profile also node, probe,
+    device."""
     text: str
 
 
@@ -139,6 +140,16 @@ def _of_places(found: Diagnosis, replicas: int, first_step: int) -> Iterator[Evi
             f"stage {stage} of replica {replica} takes {slow.slower_ratio:.1%} longer than {peers} "
             f"(standard error {slow.error_ratio:.1%}), {when}",
         )
+
+    slow_places = {slow.place for slow in found.slow_places}
+    stages = range(len(found.stage_ratios))
+    for replica in sorted({replica for replica, _ in slow_places}) if len(stages) > 1 else ():
+        if all((replica, stage) in slow_places for stage in stages):
+            yield Evidence(
+                "limit",
+                f"all stages of replica {replica} are slow: by slow devices under all of them, or, where its work was "
+                "not measured, by more of it in every step",
+            )
 
 
 def _of_links(found: Diagnosis) -> Iterator[Evidence]:

@@ -69,8 +69,19 @@ def of_profile(recorded: Recorded) -> Answer:
             found = diagnose(training.durations, training.policy, known)
         except ValueError as error:  # a JobError is one, too
             raise DiagnosisError(f"{recorded.file}: {error}") from error
-    found = replace(found, evidence=(*found.evidence, *readings.evidence(read, probed, least)))
+    devices = readings.evidence(read, probed, least)
+    found = replace(found, evidence=(*found.evidence, *_of_nodes(found, training.nodes), *devices))
     return Answer(str(recorded.file), found, training.ranks, training.nodes)
+
+
+def _of_nodes(found: Diagnosis, nodes_of: Mapping[Place, tuple[str, ...]]) -> Iterator[Evidence]:
+    """Nodes with several places, all of them slow."""
+    slow = {each.place for each in found.slow_places}
+    for node in dict.fromkeys(node for place in sorted(slow) for node in nodes_of.get(place, ())):
+        places = {place for place, nodes in nodes_of.items() if node in nodes}
+        if len(places) > 1 and places <= slow:
+            text = f"all {len(places)} places on {node} are slow: look at the node rather than at one device"
+            yield Evidence("node", text)
 
 
 def to_json(answer: Answer) -> str:
