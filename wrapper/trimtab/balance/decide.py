@@ -2,7 +2,7 @@
 
 An order must save `least_gain_ratio` of a step, and over its horizon `gain_over_cost` times its cost. What moves in
 place is ordered at once. What restarts the job is ordered when the loss since the trigger has reached its cost: whoever
-rents until the rent paid equals the price, and buys then, never pays more than twice of what the best choice in
+rents until the rent paid equals the price, and buys then, never pays more than twice what the best choice in
 hindsight would have cost (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988, "Competitive snoopy caching").
 """
 
