@@ -420,7 +420,7 @@ def test_where_nothing_fits_the_least_lack_is_named(recompute):
 
 
 def test_a_shared_optimizer_is_not_told_to_be_shared():
-    with pytest.raises(NoLayout, match="fits: at best stage") as caught:
+    with pytest.raises(NoLayout, match="no layout fits; at best stage") as caught:
         solve(model([1] * 4), hardware(2, memory_bytes=1e6), memory=replace(MEMORY, shards=2))
     assert "distributed optimizer" not in str(caught.value)
 

@@ -28,7 +28,7 @@ class TooManyChoices(Exception):
 class Allowance:
     """How many choices of a stage's layers may still be looked at. Counts, not seconds, so that results repeat."""
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, choices: float) -> None:
         self.choices = choices
 
     def spend(self, choices: int) -> None:
@@ -48,6 +48,7 @@ class Goal:
     moves: bool = False
     even: bool = False
     most_arriving: float = np.inf
+    """No cuts may have more arriving bytes."""
 
     def at_least(self, found: "Found | None") -> "Goal":
         """The goal of finding something as good."""

@@ -86,7 +86,7 @@ def stage_memory_bytes(costs: Costs, memory: ParameterMemory, plan: Plan) -> tup
 
 
 def transient_bytes(costs: Costs, plan: Plan) -> tuple[float, ...]:
-    """[S] what the recomputed layer of each stage that keeps least of its activations has once more in its backward."""
+    """[S] the most activations that a recomputed layer of each stage has once more, while its backward runs."""
     return tuple(
         max([0.0, *(_saved_bytes(costs, layer) for layer in _recomputed(plan, stage))])
         for stage in range(plan.layout.stages)

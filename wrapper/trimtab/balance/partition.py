@@ -24,7 +24,7 @@ from trimtab.balance.stage_costs import Cuts, Problem, Recompute, Shortage, Stag
 from trimtab.protocol import Layout
 
 MOST_CHOICES = 2_000_000
-"""Choices of a stage's layers that a search may look at: about a second."""
+"""Choices of a stage's layers that a search may look at where a stage has several chunks: about a second."""
 FEW_LAYOUTS = 20_000
 """Up to so many layouts, and with one chunk a stage, all are searched at once."""
 LIMIT_RATIOS = (1 + ROUNDING, 1.02, 1.1, 1.5, 3.0, np.inf)
@@ -94,14 +94,15 @@ def partition(
         best, proved = plans.fewest_moved(best, best.second * (1 + slack_ratio) * (1 + ROUNDING))
         exact = exact and proved
     cuts = plans.most_even(best).cuts
-    settled = [plans.table.settle(stage, *rows) for stage, rows in enumerate(plans.rows(cuts))]
+    rows = list(enumerate(plans.rows(cuts)))
+    settled = [plans.table.settle(stage, *row) for stage, row in rows]
     return Partition(
         layout=Layout(tuple(np.diff(cuts).tolist()), stages),
         recomputed_layers=tuple(int(recomputed[0]) for _, recomputed in settled),
         slowest_seconds=max(float(seconds[0]) for seconds, _ in settled),
         bound_seconds=bound_seconds,
         exact=exact,
-        moved_bytes=best.arriving_bytes,
+        moved_bytes=sum(float(plans.table.arriving_bytes(stage, *row)[0]) for stage, row in rows),
     )
 
 
@@ -135,12 +136,12 @@ class _Plans:
                 found = self._search(goal)
             except TooManyChoices:
                 if near is None:
-                    raise self._no_layout() from None
+                    raise self._no_layout(proved=False) from None
                 return bound, near, False
             if found is not None:
                 return found.second, found, True
             bound = goal.limit_seconds
-        raise self._no_layout()
+        raise self._no_layout(proved=True)
 
     def _fastest_nearby(self, enough_seconds: float) -> Found | None:
         goal = Goal(np.inf)
@@ -173,7 +174,11 @@ class _Plans:
         return list(zip(starts, ends, strict=True))
 
     def _search(self, goal: Goal) -> Found | None:
-        return search(self.table, self.window, goal, Allowance(MOST_CHOICES))
+        return search(self.table, self.window, goal, self._allowance())
+
+    def _allowance(self) -> Allowance:
+        """With one chunk a stage no search is too large: choices grow with the square of the layers."""
+        return Allowance(MOST_CHOICES if self.problem.virtual > 1 else np.inf)
 
     def _nearby(self, goal: Goal, seeds: list[Cuts], enough_seconds: float = -np.inf) -> Found | None:
         return search_nearby(self.table, self.window, goal, seeds, Allowance(MOST_CHOICES), enough_seconds)
@@ -185,12 +190,12 @@ class _Plans:
         """The layout whose stage that lacks most memory lacks the least; of those looked at, where there are many."""
         shortage, goal, seeds = Shortage(self.problem), Goal(np.inf), [self._mean_cuts()]
         try:
-            found = search(shortage, self.window, goal, Allowance(MOST_CHOICES))
+            found = search(shortage, self.window, goal, self._allowance())
         except TooManyChoices:
             found = search_nearby(shortage, self.window, goal, seeds, Allowance(MOST_CHOICES))
         return seeds[0] if found is None else found.cuts
 
-    def _no_layout(self) -> NoLayout:
+    def _no_layout(self, *, proved: bool) -> NoLayout:
         problem, shortage = self.problem, Shortage(self.problem)
         rows = self.rows(self._roomiest())
         lacking = [float(shortage.settle(stage, *row)[0][0]) for stage, row in enumerate(rows)]
@@ -201,8 +206,9 @@ class _Plans:
             ways.insert(0, "shard the optimizer state over the replicas (distributed optimizer)")
         if problem.recompute == "none":
             ways.insert(0, "recompute layers")
+        none = "no layout fits" if proved else "found no layout that fits"
         return NoLayout(
-            f"no layout of {shortage.layers} layers over {problem.stages} stages fits: at best stage {stage}, with "
+            f"{shortage.layers} layers over {problem.stages} stages: {none}; at best stage {stage}, with "
             f"{int((ends - starts).sum())} layers, lacks {lacking[stage]:.4g} bytes of "
             f"{problem.hardware.memory_bytes[stage]:.4g}; {', or '.join(ways)}",
             stage,
