@@ -46,8 +46,8 @@ def assumptions(comparison: Comparison) -> list[str]:
         "not counted as memory: what CUDA, NCCL and the allocator's fragments take, for which there are the 7 % that a "
         "GPU has beyond the gigabytes of its data sheet",
         "stage efficiency counts recomputed layers as work; utilization (MFU) does not",
-        "Megatron-core offers fused attention, recomputed layers and optimizer state on the host; a job.toml has no key "
-        "for them",
+        "fused attention, recomputed layers and optimizer state on the host are options of Megatron-core for which a "
+        "job.toml has no key",
     ]
 
 
