@@ -29,7 +29,7 @@ class Measured:
     forward_seconds: Floats
     backward_seconds: Floats
     forward_error_ratio: Floats
-    """[L + 2] Relative standard error, the assumptions granted; NaN: too few steps to tell."""
+    """[L + 2] Relative standard error, the assumptions granted; NaN: too few steps to tell; infinite: of 0."""
     backward_error_ratio: Floats
     speeds: Floats
     """[R, S] NaN: the place has no usable report under the newest layout."""
@@ -65,6 +65,8 @@ def measure(
     stages = [measure_stage(good, work, stage, replicas) for stage in np.unique(good.stage).tolist()]
     probes = _speeds_by_probe(stages, probe_seconds or {})
     parts = measure_parts(stages, layouts, _ratios(prior, layers), probes)
+    with np.errstate(divide="ignore"):  # a part held at 0
+        error_ratio = parts.errors / parts.seconds
     assumed = {group[0] for group in parts.groups if len(group) == 1}
     speeds, errors = np.full((2, replicas, layouts[0].stages), np.nan)
     for index, stage in enumerate(stages):
@@ -74,8 +76,8 @@ def measure(
     return Measured(
         forward_seconds=parts.seconds[0],
         backward_seconds=parts.seconds[1],
-        forward_error_ratio=parts.errors[0] / parts.seconds[0],
-        backward_error_ratio=parts.errors[1] / parts.seconds[1],
+        forward_error_ratio=error_ratio[0],
+        backward_error_ratio=error_ratio[1],
         speeds=speeds,
         speed_error_ratio=errors,
         tokens=work.tokens,

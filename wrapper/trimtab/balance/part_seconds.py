@@ -28,12 +28,13 @@ from trimtab.protocol import Layout
 
 PROBE_ERROR = 0.02
 """Standard error of a stage's speed as a probe tells it: training is not all matrix products."""
-COST_TOLERANCE = 0.2
+COST_TOLERANCE = 0.1
 """Of a layer. What layouts tell of a cost with a larger error is left to the assumptions, which are nearer."""
 SPEED_TOLERANCE = 0.05
 """Likewise of a stage's speed, where a move tells it."""
 UNKNOWN_ERROR = 0.05
-"""Relative error that a stage's seconds count with where there are too few steps to tell it."""
+"""Relative error of a stage's seconds that counts where it is larger, or not known: they are all that
+there is to tell a layer by."""
 _LEAST_ERROR = 1e-6
 _ALIKE = 0.02
 """Layers that differ by less count alike in what the typical layer costs; of others the dear ones count less, since
@@ -253,4 +254,5 @@ class _Equations:
 def _usable_covariance(covariance: Floats) -> Floats:
     if not np.isfinite(covariance).all():
         return np.eye(len(covariance)) * UNKNOWN_ERROR**2
-    return covariance + np.eye(len(covariance)) * _LEAST_ERROR**2
+    shrink = min(1.0, UNKNOWN_ERROR**2 / max(float(np.diagonal(covariance).max()), _LEAST_ERROR**2))
+    return covariance * shrink + np.eye(len(covariance)) * _LEAST_ERROR**2

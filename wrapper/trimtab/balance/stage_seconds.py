@@ -20,6 +20,7 @@ from trimtab.balance.samples import Samples
 _LEAST_VARIATION = 0.2
 """Root sum of squares of the excess, beside what replicas and layouts explain, from which attention's share is
 estimated: at 5 % noise its error is then 0.25."""
+_LEAST_LOAD = 0.1
 _VARIED = 0.05
 """Range of the excess from which it is worth a word that it was not accounted for."""
 
@@ -103,20 +104,19 @@ def measure_stage(samples: Samples, work: Workload, stage: int, replicas: int) -
     cells = np.eye(2 * len(layouts))[cell]  # [2N, 2K]
     plain = np.hstack([cells, -np.eye(len(present))[np.tile(replica, 2)]])
     excess = np.tile(work.excess[at], 2)
-    shares = excess[:, None] * np.eye(2)[direction]  # attention's share of the time, forward and backward
-    varying = shares - plain @ np.linalg.lstsq(plain, shares, rcond=None)[0]
-    varies = bool(np.linalg.norm(varying, axis=0).min() > _LEAST_VARIATION)
-    shares = shares if varies else np.zeros((len(shares), 0))
+    varies = bool(np.linalg.norm(excess - plain @ np.linalg.lstsq(plain, excess, rcond=None)[0]) > _LEAST_VARIATION)
     first = plain.shape[1]
 
     def predict(values: Floats) -> tuple[Floats, Floats]:
-        load = np.maximum(1 + shares @ values[first:], 0.1)
-        return plain @ values[:first] + np.log(load), np.hstack([plain, shares / load[:, None]])
+        if not varies:
+            return plain @ values, plain
+        load = np.maximum(1 + excess * values[first], _LEAST_LOAD)
+        return plain @ values[:first] + np.log(load), np.column_stack([plain, excess / load])
 
     medians = np.array([np.median(observed[cell == each]) for each in range(cells.shape[1])])
     slower = observed - medians[cell]
     slowness = [np.median(slower[np.tile(replica, 2) == each]) for each in range(len(present))]
-    start = np.concatenate([medians, np.negative(slowness), np.zeros(shares.shape[1])])
+    start = np.concatenate([medians, np.negative(slowness), np.zeros(int(varies))])
     fit = fit_robust(predict, observed, start, np.tile(samples.step[at], 2))
     speeds = slice(cells.shape[1], first)
     typical = _typical(fit.values[speeds], fit.covariance(np.eye(len(start)))[speeds, speeds])
