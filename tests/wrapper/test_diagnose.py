@@ -241,11 +241,16 @@ def test_in_another_unit_of_time_the_answer_is_the_same(seed, scale):
     microbatches=st.integers(1, 12),
 )
 @settings(max_examples=40, deadline=None)
-def test_lasting_differences_of_places_never_make_a_step_shorter_than_the_ideal(data, replicas, stages, microbatches):
+def test_a_step_is_longer_than_the_ideal_unless_its_last_stage_is_short(data, replicas, stages, microbatches):
     factor = np.array(data.draw(st.lists(st.floats(0.2, 5), min_size=replicas * stages, max_size=replicas * stages)))
     seconds = np.broadcast_to(factor.reshape(1, replicas, stages, 1), (3, replicas, stages, microbatches))
     found = diagnose(Durations(seconds, 2 * seconds, stages))
-    assert found.slowdown_ratio >= 1 - 1e-9
+    # The slowest place works through all its microbatches; an even pipeline takes M + S - 1 mean ones.
+    busy = microbatches * factor.max() / ((microbatches + stages - 1) * factor.mean())
+    assert found.slowdown_ratio >= busy - 1e-9
+    # Each replica passes all its stages once, and the rest of its microbatches its last stage.
+    if factor.reshape(replicas, stages)[:, -1].mean() >= factor.mean():
+        assert found.slowdown_ratio >= 1 - 1e-9
     assert all(0 <= share <= 1 for share in found.shares.values())
     assert 0 <= found.confidence <= 1
 

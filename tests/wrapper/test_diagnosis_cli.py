@@ -108,6 +108,10 @@ def test_a_long_last_stage_of_one_replica_may_also_be_hardware(stored, profile):
 def test_a_probe_tells_hardware_from_layers(stored, profile):
     slow = diagnosed(stored(with_probes(profile, slow=3, factor=0.85 / 0.6)))
     assert (slow["cause"], slow["ranks"], slow["nodes"]) == ("hardware", [2, 3], ["n2"])
+    assert slow["slow_places"][0]["error_ratio"] is None
+    assert texts(slow, "place") == [
+        "stage 1 of replica 0 takes 41.7% longer than its layers alone do, by what is known of its devices"
+    ]
     assert texts(slow, "probe") == ["rank 3 takes 41.7% longer than the typical rank for the probe's fixed work"]
     sound = diagnosed(stored(with_probes(profile, slow=3, factor=1.02)))
     assert (sound["cause"], sound["stages"]) == ("intrinsic", [1])

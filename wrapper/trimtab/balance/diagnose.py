@@ -207,11 +207,12 @@ class _Pipelines:
 def _slow_places(durations: Durations, factors: Factors) -> tuple[SlowPlace, ...]:
     """The slowest first."""
     last = factors.hardware[-1, :, : durations.stages]
+    errors = last * factors.noise
     found = [
         SlowPlace(
             place=(replica, stage),
             slower_ratio=float(last[replica, stage] - 1),
-            error_ratio=float(last[replica, stage] * factors.noise[replica, stage]),
+            error_ratio=float(errors[replica, stage]) if np.isfinite(errors[replica, stage]) else None,
             since_step=durations.numbers[factors.since[replica, stage]],
         )
         for replica, stage in np.argwhere(factors.since != NOT_SLOW).tolist()

@@ -45,7 +45,7 @@ class Factors:
     since: npt.NDArray[np.intp]
     """[R, S] the step's index from which a place is slow; NOT_SLOW: it is not."""
     noise: Floats
-    """[R, S] standard error of the logarithm of a place's slowness."""
+    """[R, S] standard error of the logarithm of a place's slowness; NaN where that was known from elsewhere."""
     correlation: float
     """Of microbatches between chunks, within a step; NaN with one microbatch."""
 
@@ -91,7 +91,11 @@ def decompose(durations: Durations, known_slowness: Floats | None = None, least_
     if by_step.shape[1] == 1 and known_slowness is not None:
         told = np.log(known_slowness)
         known = np.nan_to_num(told, nan=0.0) >= np.log1p(least_ratio)
-        lasting, since = np.where(known, told, lasting), np.where(known, 0, since)
+        lasting, since, noise = (
+            np.where(known, told, lasting),
+            np.where(known, 0, since),
+            np.where(known, np.nan, noise),
+        )
     chunk_stage = np.arange(by_step.shape[2]) % durations.stages
     slow = (np.arange(len(by_step))[:, None, None] >= since) & (since != NOT_SLOW)  # [T, R, S]
     hardware = np.exp(np.where(slow, lasting, 0.0))[:, :, chunk_stage]

@@ -29,8 +29,8 @@ class SlowPlace:
     place: Place
     slower_ratio: float
     """Its time over its peers' - 1."""
-    error_ratio: float
-    """Standard error of that."""
+    error_ratio: float | None
+    """Standard error of that; None where it was measured apart from the model (by a probe, by a clock)."""
     since_step: int
     """Where it began: the first step of the window, or a later one."""
 
@@ -60,8 +60,8 @@ class Diagnosis:
     """0 to 1: how often resampled steps give the same answer, times its share over that and the next cause's."""
     slowdown_ratio: float
     """Step time over the ideal one, both simulated; ideal: every computation takes the mean of its kind over the job,
-    every transfer the median. Below 1 by chance alone: where the microbatches that fill and drain the pipeline are
-    short ones."""
+    every transfer the median. It may be below 1: early stages have slack, so work spread evenly over stages is not the
+    fastest where microbatches are few; and those that fill and drain the pipeline may happen to be short."""
     shares: Mapping[str, float]
     """Of intrinsic, hardware, data and unknown in what mending all of them saves; they add up to 1, or are all 0."""
     evidence: tuple[Evidence, ...]
@@ -131,16 +131,15 @@ def slow_stages(ratios: tuple[float, ...]) -> list[int]:
 
 
 def _of_places(found: Diagnosis, replicas: int, first_step: int) -> Iterator[Evidence]:
-    peers = "the same stage of the other replicas" if replicas > 1 else "its work explains"
     for slow in found.slow_places:
         replica, stage = slow.place
+        text = f"stage {stage} of replica {replica} takes {slow.slower_ratio:.1%} longer than "
+        if slow.error_ratio is None:
+            yield Evidence("place", f"{text}its layers alone do, by what is known of its devices")
+            continue
+        peers = "the same stage of the other replicas" if replicas > 1 else "before"
         when = "in all steps" if slow.since_step == first_step else f"since step {slow.since_step}"
-        yield Evidence(
-            "place",
-            f"stage {stage} of replica {replica} takes {slow.slower_ratio:.1%} longer than {peers} "
-            f"(standard error {slow.error_ratio:.1%}), {when}",
-        )
-
+        yield Evidence("place", f"{text}{peers} (standard error {slow.error_ratio:.1%}), {when}")
     slow_places = {slow.place for slow in found.slow_places}
     stages = range(len(found.stage_ratios))
     for replica in sorted({replica for replica, _ in slow_places}) if len(stages) > 1 else ():

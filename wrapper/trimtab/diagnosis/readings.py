@@ -66,9 +66,8 @@ def _typical(device: DeviceProfile, name: str, start_seconds: float, end_seconds
     if column is None:
         return float("nan")
     time_seconds = np.asarray(device.samples["time_seconds"], dtype=np.float64)
-    return float(
-        median(np.asarray(column, dtype=np.float64)[(time_seconds >= start_seconds) & (time_seconds <= end_seconds)], 0)
-    )
+    during = np.asarray(column, dtype=np.float64)[(time_seconds >= start_seconds) & (time_seconds <= end_seconds)]
+    return float(median(during, 0)) if len(during) else float("nan")
 
 
 def clock_slowness(found: Sequence[Reading], least_ratio: float) -> dict[int, float]:
