@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from statistics import median
 
 import click
 import highspy
@@ -77,7 +76,7 @@ def integer_program(costs: Costs, speeds: Sequence[float], memory_bytes: Sequenc
     """The fastest slowest stage with one chunk a stage under 1F1B, nothing recomputed, by a solver that knows nothing
     of our dynamic program: which layer is on which stage, in order; infinite where nothing fits."""
     model = highspy.Highs()
-    model.setOptionValue("log_to_console", False)
+    model.setOptionValue("output_flag", False)
     model.setOptionValue("mip_rel_gap", 0.0)
     stages, layers = range(len(speeds)), range(len(costs.layers))
     on = [[model.addBinary() for _ in stages] for _ in layers]
@@ -152,7 +151,7 @@ def _print_ratios(instances: int) -> None:
 
 
 def _print_times() -> None:
-    print(f"\n{'time to the best layout, median of 9':58}{'ms':>9}{'over the bound':>16}{'proved':>8}")
+    print(f"\n{'time to the best layout, least of 9':68}{'ms':>9}{'over the bound':>16}{'proved':>8}")
     for layers, stages, virtual, spread, recompute, moving in (
         (128, 16, 1, 0.0, "none", False),
         (128, 16, 1, 0.5, "none", True),
@@ -170,7 +169,7 @@ def _print_times() -> None:
         begin = time.perf_counter()
         integer_program(costs, on.speeds[0].tolist())
         milliseconds = 1e3 * (time.perf_counter() - begin)
-        print(f"{f'integer program, {layers} layers x {stages} stages, apart by 10 %':58}{milliseconds:9.0f}")
+        print(f"{f'integer program, {layers} layers x {stages} stages, apart by 10 %':68}{milliseconds:9.0f}")
 
 
 def _print_time(layers: int, stages: int, virtual: int, spread: float, recompute: Recompute, moving: bool) -> None:
@@ -195,7 +194,7 @@ def _print_time(layers: int, stages: int, virtual: int, spread: float, recompute
     what += ", recompute" if recompute == "fit" else ""
     what += ", from uniform" if moving else ""
     gap = found.slowest_seconds / found.bound_seconds - 1
-    print(f"{what:58}{1e3 * median(seconds):9.1f}{gap:16.2%}{'yes' if found.exact else 'no':>8}")
+    print(f"{what:68}{1e3 * min(seconds):9.1f}{gap:16.2%}{'yes' if found.exact else 'no':>8}")
 
 
 if __name__ == "__main__":
