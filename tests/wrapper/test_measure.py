@@ -203,6 +203,14 @@ def test_a_moved_layer_tells_the_speeds_of_its_two_stages():
     assert measure(plant(further, parts(8), [[1, 0.8, 1, 1]]), further).told_apart
 
 
+def test_stages_linked_in_pairs_are_not_told_apart():
+    layouts = [Layout((3, 3, 3, 3), 4), Layout((2, 4, 4, 2), 4)]
+    measured = measure(plant(layouts, parts(12), np.ones((1, 4))), layouts)
+    assert told(measured, "Stages 0-1: moved layers tell")
+    assert told(measured, "Stages 2-3: moved layers tell")
+    assert not measured.told_apart
+
+
 def test_a_move_that_tells_too_little_is_left_to_the_assumption():
     layouts = [Layout((64, 64, 64), 3), Layout((64, 63, 65), 3)]
     measured = measure(plant(layouts, parts(192), np.ones((1, 3))), layouts)
@@ -223,6 +231,12 @@ def test_two_stages_cannot_be_taken_apart_without_a_prior():
     assert told(measured, "The embedding is taken to cost the prior's proportion of the typical layer.")
     assert told(measured, "The head is taken to cost")
     assert told(measured, "Layers 0-7: only sums are measured, of the layers of a stage")
+
+
+def test_what_is_open_is_not_closed_by_being_negative():
+    layout = Layout((1, 7), 2)
+    measured = measure(plant([layout], parts(8, embedding=0.0, head=0.0), np.ones((2, 2))), [layout])
+    assert np.isnan(measured.forward_seconds).all()
 
 
 def test_one_stage_is_shared_out_as_the_prior_says():

@@ -1,10 +1,7 @@
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trimtab.balance.samples import Samples, layout_of_ranks, parse_spans, samples_of
-from trimtab.protocol import Layout
+from trimtab.balance.samples import Samples, parse_spans, samples_of
 
 TABLE = {
     "step": [1, 1, 2],
@@ -55,27 +52,3 @@ def test_spans_are_layers():
 def test_what_are_no_spans_is_refused(text):
     with pytest.raises(ValueError, match="are not written as"):
         parse_spans(text)
-
-
-def test_the_layout_of_ranks_counts_tensor_ranks_and_replicas_once():
-    ranks, layers = [0, 0, 1, 1, 0, 0, 1, 1], ["0-2", "0-2", "3-7", "3-7"] * 2
-    assert layout_of_ranks(ranks, layers) == Layout((3, 5), 2)
-
-
-@given(st.integers(1, 4), st.integers(1, 3), st.data())
-def test_any_layout_is_found_again_from_its_ranks(stages, virtual, data):
-    chunks = stages * virtual
-    counts = [data.draw(st.integers(1, 3)) for _ in range(chunks)]
-    if virtual == 1 and chunks > 2:  # the embedding, or the head, may have a stage of its own
-        counts[0], counts[-1] = data.draw(st.integers(0, 2)), data.draw(st.integers(0, 2))
-    if stages == 1:
-        counts = [sum(counts)]  # the chunks of a single stage are one
-    layout = Layout(tuple(counts), stages)
-    texts = [",".join(map(str, layout.stage_layers(stage))) for stage in range(stages)]
-    assert layout_of_ranks(range(stages), texts) == layout
-
-
-@pytest.mark.parametrize("layers", [["0-1", "3"], ["0-1", "1-2"], ["1-2", "3"]])
-def test_layers_that_are_no_model_are_refused(layers):
-    with pytest.raises(ValueError, match="not those of one model"):
-        layout_of_ranks([0, 1], layers)

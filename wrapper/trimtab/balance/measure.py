@@ -6,7 +6,7 @@ each stage apart. What the samples leave open is decided by assumptions, and eac
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, starmap
 
 import numpy as np
 
@@ -68,6 +68,8 @@ def measure(
     with np.errstate(divide="ignore"):  # a part held at 0
         error_ratio = parts.errors / parts.seconds
     assumed = {group[0] for group in parts.groups if len(group) == 1}
+    lone = any(stages[index].replicas == 1 for group in parts.groups for index in group)
+    linked = len(parts.groups) == 1 and not assumed
     speeds, errors = np.full((2, replicas, layouts[0].stages), np.nan)
     for index, stage in enumerate(stages):
         speeds[:, stage.stage] = np.exp(stage.log_speeds + parts.log_speeds[index])
@@ -82,7 +84,7 @@ def measure(
         speed_error_ratio=errors,
         tokens=work.tokens,
         squared_lengths=work.squared_lengths,
-        told_apart=all(stage.replicas > 1 for stage in stages) or not assumed,
+        told_apart=linked or not lone,
         assumptions=(
             *_of_workload(good, stages),
             *_of_places(samples, stages, layouts[0].stages),
@@ -98,8 +100,8 @@ def costs_of(measured: Measured, prior: Costs) -> Costs:
     Raises ValueError where a part was not measured: then `measure` was not given the prior.
     """
     parts = (prior.embedding, *prior.layers, prior.head)
-    seconds = measured.forward_seconds.tolist(), measured.backward_seconds.tolist()
-    embedding, *layers, head = map(_with_seconds, parts, *seconds)
+    columns = zip(parts, measured.forward_seconds.tolist(), measured.backward_seconds.tolist(), strict=True)
+    embedding, *layers, head = starmap(_with_seconds, columns)
     return replace(prior, layers=tuple(layers), embedding=embedding, head=head)
 
 
@@ -218,7 +220,7 @@ def _of_parts(
         held = np.flatnonzero(newest[stage, 1:-1] * shared[1:-1])
         if by_layers[end] and not at_last[end]:
             yield f"{names[end].capitalize()} is taken to cost the prior's proportion of the typical layer."
-        elif by_samples[end] and not by_layers[end]:
+        elif by_samples[end] and not by_layers[end] and held.size:
             yield (
                 f"{_name('Layer', held)}: taken to cost what the typical layer does, {alike}; {names[end]} is what "
                 f"remains of stage {stage % len(newest)}."

@@ -33,8 +33,8 @@ COST_TOLERANCE = 0.1
 SPEED_TOLERANCE = 0.05
 """Likewise of a stage's speed, where a move tells it."""
 UNKNOWN_ERROR = 0.05
-"""Relative error of a stage's seconds that counts where it is larger, or not known: they are all that
-there is to tell a layer by."""
+"""Relative error that a stage's seconds count with where theirs is larger, or not known: there is nothing else to tell
+its parts by."""
 _LEAST_ERROR = 1e-6
 _ALIKE = 0.02
 """Layers that differ by less count alike in what the typical layer costs; of others the dear ones count less, since
@@ -42,7 +42,6 @@ what is odd is slow."""
 _LEAST_RATIO = 0.05
 """Of a layer: a prior of embedding or head is taken to be wrong in proportion to itself, or to this."""
 _ROUNDS = 30
-
 _SETTLED = 1e-9
 _SAME_SHIFT = 1e-5
 
@@ -81,7 +80,8 @@ def measure_parts(
         costs = answer.solution[: 2 * equations.parts, 0].reshape(2, -1)
         variances = equations.variances(answer.solution[:, 1:])
         errors = np.sqrt(variances[: costs.size]).reshape(2, -1)
-        negative = {(d, part): errors[d, part] for d, part in np.argwhere(costs < 0).tolist() if (d, part) not in held}
+        below = np.argwhere((costs < 0) & ~opened[-1]).tolist()
+        negative = {(d, part): errors[d, part] for d, part in below if (d, part) not in held}
         if not negative:
             break
         held |= negative  # with the error they had: what they are held at is no surer
@@ -180,13 +180,14 @@ class _Equations:
                 held = self.contents[stage.layouts[row // 2], stage.stage]
                 scale = self.unit[direction] / np.exp(log_seconds + solution[speed])
                 rows[row, direction * self.parts : (direction + 1) * self.parts] = held * scale
-            # sum of parts / (seconds x speed) = 1, and its slope by the logarithm of speed
+            # Sum of parts / (seconds x speed) = 1; its slope by the logarithm of speed is that of scaling the parts, so
+            # that scaling both stays open whatever the noise.
             rows[:, speed] = -(rows @ solution) if solution.any() else -1
             values = np.zeros((len(rows), 1 + self.dependent))
             values[:, 0] = 1 + rows[:, speed] * solution[speed]
             values[:, first : first + len(rows)] = np.eye(len(rows))
             first += len(rows)
-            whiten = np.linalg.inv(np.linalg.cholesky(_usable_covariance(stage.covariance)))
+            whiten = np.linalg.inv(np.linalg.cholesky(_weighable(stage.covariance)))
             blocks.append(whiten @ rows)
             targets.append(whiten @ values)
         for number, (index, log_speed) in enumerate(self.probes.items()):
@@ -220,7 +221,7 @@ class _Equations:
         return rows, self._zeros(rows)
 
     def _layers(self, solution: Floats) -> tuple[Floats, Floats]:
-        """Each layer costs its ratio of the typical layer: by Huber's weights."""
+        """Each layer costs its ratio of the typical layer, by Huber's weights."""
         parts = [(direction, part) for direction in (0, 1) for part in range(1, self.parts - 1)]
         rows = np.stack([self._proportion(*key) for key in parts])
         apart = rows @ solution
@@ -251,7 +252,7 @@ class _Equations:
         return np.zeros((len(rows), 1 + self.dependent))
 
 
-def _usable_covariance(covariance: Floats) -> Floats:
+def _weighable(covariance: Floats) -> Floats:
     if not np.isfinite(covariance).all():
         return np.eye(len(covariance)) * UNKNOWN_ERROR**2
     shrink = min(1.0, UNKNOWN_ERROR**2 / max(float(np.diagonal(covariance).max()), _LEAST_ERROR**2))

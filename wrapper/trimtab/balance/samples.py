@@ -3,13 +3,11 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
 
 from trimtab.balance.plan import Floats
-from trimtab.protocol import Layout
 
 Integers = npt.NDArray[np.int64]
 
@@ -61,23 +59,6 @@ def samples_of(stages: Mapping[str, npt.ArrayLike], changes: Sequence[int] = ())
         squared_lengths=np.asarray(stages.get("squared_lengths", absent), dtype=np.float64),
         layout=np.searchsorted(np.asarray(changes, dtype=np.int64), step, side="right").astype(np.int64),
     )
-
-
-def layout_of_ranks(pipeline_ranks: Sequence[int], layers: Sequence[str]) -> Layout:
-    """The layout that a profile's table of ranks tells of; it has the layers of each rank as "0-3,8".
-
-    Raises ValueError where a text is of another form, or where they are not the layers of one model, each on one stage.
-    """
-    held = {(layer, stage) for stage, text in zip(pipeline_ranks, layers, strict=True) for layer in parse_spans(text)}
-    owners = [stage for _, stage in sorted(held)]
-    if [layer for layer, _ in sorted(held)] != list(range(len(owners))):
-        raise ValueError("the ranks' layers are not those of one model: one is missing, or on two stages")
-    stages = max(pipeline_ranks, default=0) + 1
-    counts: list[int] = []
-    for stage, run in groupby(owners):
-        counts += [0] * ((stage - len(counts)) % stages)  # the first chunk may be the embedding alone
-        counts.append(len(list(run)))
-    return Layout(tuple(counts + [0] * (-len(counts) % stages)), stages)
 
 
 def parse_spans(text: str) -> tuple[int, ...]:

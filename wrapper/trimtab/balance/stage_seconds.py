@@ -58,6 +58,7 @@ class Workload:
 
 
 def workload(samples: Samples) -> Workload:
+    """The typical microbatch has the median tokens and the median squared lengths of all samples."""
     microbatches = np.where(samples.microbatches > 0, samples.microbatches, 1.0)
     tokens, squares = samples.tokens / microbatches, samples.squared_lengths / microbatches
     has_tokens, has_lengths = bool(np.all(tokens > 0)), bool(np.all(squares > 0))
