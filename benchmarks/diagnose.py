@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/diagnose.py [--jobs 20] [--traces DIR]
 
-Jobs of 20 steps with 5 % noise on every operation, 2 % of them 1.5 times as long, ranks permuted. A slowness of 25 %
+Jobs of 20 steps with 5 % noise on every operation, 2 % of them 1.5 times as long, places drawn. A slowness of 25 %
 means: one stage's layers take 25 % longer on all replicas (intrinsic); one place takes 25 % longer (hardware); in each
 step another replica has 25 % more work, and microbatches differ by half of that (data). Prints; asserts nothing.
 """
