@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from trimtab.balance.detect import imbalance_ratio
 from trimtab.report import series
-from trimtab.report.advice import best_shares, layout_text
 from trimtab.report.stages import imbalance_by_step, step_times
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Throttling, to_json
@@ -95,29 +93,10 @@ def test_the_imbalance_by_step_is_that_of_the_progress_line(seconds):
     assert imbalance_by_step(np.array([seconds]))[0] == pytest.approx(imbalance_ratio(seconds), abs=1e-12)
 
 
-def test_an_lm_head_is_found_and_a_better_layout_estimated(profile):
-    found = summarize(profile).findings
-    assert [finding.kind for finding in found] == ["imbalance", "layout"]
-    assert found[0].text == "Stage 1 takes 17.2% longer than the median stage; it holds layers 4-7 and the LM head."
-    # 5 layers: 750 ms; 3 layers and a head of 250 ms: 700 ms
-    assert 'parallel.layout = "Ettttt|tttL"' in found[1].text
-    assert "to about 3.4%" in found[1].text
-    assert "from 850 to 750 ms" in found[1].text
-    assert "Estimated, assuming" in found[1].text
-
-
-def test_no_layout_is_proposed_that_gains_nothing(profiles):
-    # one layer a stage: it would leave the last stage with the head alone, and the first with two layers
-    summary = summarize(profiles.make(layers=2, head_seconds=0.1))
-    assert kinds(summary) == ["imbalance", "layout"]
-    assert "No split of whole layers" in texts(summary)[1]
-
-
-def test_nothing_is_said_of_the_layers_of_a_users_own_model(profile, profiles):
-    job = json.loads(profile.training.attributes["job"])
-    job["model"]["provider"] = "mine:build"
-    summary = summarize(profiles.change(profile, attributes={"job": json.dumps(job)}))
-    assert kinds(summary) == ["imbalance"]
+def test_the_slowest_stage_is_named_with_what_it_holds(profile):
+    (found,) = summarize(profile).findings
+    assert found.kind == "imbalance"
+    assert found.text == "Stage 1 takes 17.2% longer than the median stage; it holds layers 4-7 and the LM head."
 
 
 def test_a_level_pipeline_has_nothing_to_change(profiles):
@@ -127,36 +106,10 @@ def test_a_level_pipeline_has_nothing_to_change(profiles):
     assert summary.training.cost.imbalance_seconds == 0
 
 
-def test_a_stage_that_is_slow_in_one_replica_points_at_its_devices(profiles):
+def test_a_stage_that_is_slow_in_one_replica_is_named_with_it(profiles):
     profile = profiles.make(tensor=1, pipeline=4, data=3, head_seconds=0.0, slow=(2, 1, 1.4))
-    summary = summarize(profile)
-    assert kinds(summary) == ["imbalance", "devices"]
-    assert texts(summary)[0].startswith("Stage 1 of replica 2 takes 40.0% longer")
-    assert "devices and the data of replica 2" in texts(summary)[1]
-
-
-def test_a_head_that_slows_all_replicas_points_at_the_layout(profiles):
-    assert kinds(summarize(profiles.make(data=2))) == ["imbalance", "layout"]
-
-
-@given(st.integers(1, 24), st.integers(2, 6), st.floats(0, 10))
-def test_best_shares_are_the_best_of_all_splits(layers, stages, head):
-    if layers < stages - 1:
-        with pytest.raises(ValueError, match="cannot be split"):
-            best_shares(layers, stages, head)
-        return
-    shares = best_shares(layers, stages, head)
-    assert sum(shares) == layers
-    assert min(shares[:-1]) >= 1
-    found = max(*shares[:-1], shares[-1] + head)
-    # the fastest possible pace for each number of layers on the last stage
-    paces = [max(math.ceil((layers - last) / (stages - 1)), last + head) for last in range(layers - (stages - 1) + 1)]
-    assert found == min(paces)
-
-
-def test_a_layout_is_written_as_megatron_core_reads_it():
-    assert layout_text((5, 3)) == "Ettttt|tttL"
-    assert layout_text((2, 2, 0)) == "Ett|tt|L"
+    (found,) = texts(summarize(profile))
+    assert found.startswith("Stage 1 of replica 2 takes 40.0% longer")
 
 
 def test_a_failure_comes_first(profiles):

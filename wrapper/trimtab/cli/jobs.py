@@ -60,13 +60,14 @@ def submit(
 def _see_through(slurm: "SlurmClient", job_id: int) -> NoReturn:
     """Print a job's output, then its report; end with its exit code."""
     from trimtab.follow import follow, profile_of
+    from trimtab.planning.advice import advised
     from trimtab.report.find import ReportError
     from trimtab.report.terminal import show
 
     state = follow(slurm, job_id, lambda text: click.echo(text, nl=False))
     page_file = Path(f"trimtab-{job_id}.html").absolute()
     try:
-        recorded = profile_of(job_id)
+        recorded = advised(profile_of(job_id))
         show(recorded.summary, sys.stdout)
         click.echo(f"\nProfile: {recorded.file}")
         from trimtab.report import page

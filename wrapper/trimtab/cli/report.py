@@ -19,12 +19,13 @@ def report(target: str, as_json: bool, html_file: Path | None, attempt: str | No
 
     TARGET is a job id, or the HDF5 file of an attempt.
     """
+    from trimtab.planning.advice import advised
     from trimtab.report.find import ReportError, load
     from trimtab.report.summary import to_json
     from trimtab.report.terminal import show
 
     try:
-        found = load(target, attempt, profiles)
+        found = [advised(recorded) for recorded in load(target, attempt, profiles)]
         if html_file and len(found) > 1:
             raise ReportError("--html writes one attempt: choose it with --attempt N")
         if html_file:

@@ -14,7 +14,7 @@ from trimtab.report.find import Recorded
 from trimtab.report.wording import listed, milliseconds, percent, plain
 
 
-class DiagnosisError(ValueError):
+class DiagnosisError(Exception):
     """A file that cannot be diagnosed: names it, the reason, and what to do."""
 
 

@@ -29,6 +29,14 @@ class Answer:
         return job_lines(self.case.job, changed_job(self.case.job, order)) if order else ()
 
     @property
+    def sentence(self) -> str:
+        """The decision and its reason."""
+        order = self.decision.order
+        if order is None:
+            return f"Change nothing: {self.decision.reason}."
+        return f"{order.kind.capitalize()}: {order.change}, which {order.reason}. {self.to_do}"
+
+    @property
     def to_do(self) -> str:
         """How the order is carried out, in a sentence; empty: there is none."""
         order = self.decision.order

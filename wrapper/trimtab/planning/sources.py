@@ -7,7 +7,7 @@ from trimtab.balance.accelerators import ACCELERATORS
 from trimtab.diagnosis.answer import of_profile
 from trimtab.planning.observed import PlanError, observed
 from trimtab.planning.situation import Case, from_job, from_profile
-from trimtab.report.find import load
+from trimtab.report.find import Recorded, load
 
 DEFAULT_GPU = "h100"
 
@@ -26,6 +26,11 @@ def of_recorded(target: str, attempt: str | None, profiles: Path | None) -> Case
     if attempt == "all":
         raise PlanError("--attempt all: a plan is made for one attempt; name its number")
     (recorded,) = load(target, attempt, profiles)
+    return of_attempt(recorded)
+
+
+def of_attempt(recorded: Recorded) -> Case:
+    """Of an attempt that has been found. Raises PlanError, DiagnosisError, ReportError."""
     summary = recorded.summary
     number = f", attempt {summary.attempt_number}" if summary.attempt_number else ""
     with recorded.profile() as profile:

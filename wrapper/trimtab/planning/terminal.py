@@ -47,7 +47,7 @@ def _parts(answer: Answer) -> Iterator[RenderableType]:
     yield Text("\nWhat could be done", style="bold")
     yield Padding(_considered(answer.decision.considered), (0, 0, 0, 2), expand=False)
     yield Text("\nDecision", style="bold")
-    yield Padding(Text(_decision(answer)), (0, 0, 0, 2))
+    yield Padding(Text(plain(answer.sentence, 4000)), (0, 0, 0, 2))
 
 
 def _assumptions(case: Case) -> Iterator[RenderableType]:
@@ -137,13 +137,6 @@ def _considered(considered: tuple[Considered, ...]) -> Table:
             Text(one.verdict, style=VERDICT_STYLES.get(one.verdict, "dim")),
         )
     return table
-
-
-def _decision(answer: Answer) -> str:
-    order = answer.decision.order
-    if order is None:
-        return f"Change nothing: {plain(answer.decision.reason)}."
-    return f"{order.kind.capitalize()}: {plain(order.change)}, which {plain(order.reason)}. {plain(answer.to_do)}"
 
 
 def _bullet(text: str) -> Table:

@@ -198,7 +198,7 @@ class Finding:
     """One thing to change, or that there is nothing to change."""
 
     kind: str
-    """failure, stopped, imbalance, layout, devices or none."""
+    """failure, stopped, imbalance, cause, plan or none."""
     text: str
 
 

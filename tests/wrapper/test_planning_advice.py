@@ -1,0 +1,51 @@
+"""What a report says of stages that are apart."""
+
+import pytest
+
+from trimtab.planning.advice import advised
+from trimtab.report.find import load
+from trimtab_slurm import profile as profiles_of
+
+
+@pytest.fixture
+def findings(tmp_path):
+    """`findings(profile)` are those of a report on it: (kind, text)."""
+
+    def of(profile):
+        path = tmp_path / "profile.h5"
+        profiles_of.write(path, profile)
+        (recorded,) = load(str(path), None, None)
+        return [(finding.kind, finding.text) for finding in advised(recorded).summary.findings]
+
+    return of
+
+
+def test_a_heavy_head_has_a_cause_and_a_plan_to_copy(findings, profile):
+    (imbalance, _), (cause, why), (plan, what) = findings(profile)
+    assert (imbalance, cause, plan) == ("imbalance", "cause", "plan")
+    assert why.startswith("Cause: intrinsic (confidence ")
+    assert what.startswith("Move layers: layers 4|4 -> 5|3, which ")
+    assert what.endswith('In the job file, for the next run: [parallel] layout = "Ettttt|tttL"')
+
+
+def test_a_slow_place_is_hardware_and_its_node_is_left_out(findings, profiles):
+    slow = profiles.make(data=3, head_seconds=0.0, slow=(1, 1, 1.5), steps=80, ranks_per_node=2)
+    _, (_, why), (_, what) = findings(slow)
+    assert why.startswith("Cause: hardware (confidence ")
+    assert what.endswith("Submit it again with: trimtab submit ... -- --exclude=n5")
+
+
+def test_where_nothing_helps_it_says_so(findings, profiles):
+    # One layer a stage: to move it would leave the last stage with the head alone, and the first with two layers.
+    found = dict(findings(profiles.make(layers=2, head_seconds=0.1)))
+    assert found["plan"].startswith("Change nothing: ")
+
+
+def test_where_nothing_can_be_worked_out_it_says_why(findings, profiles):
+    (imbalance, _), (plan, text) = findings(profiles.make(steps=9))
+    assert (imbalance, plan) == ("imbalance", "plan")
+    assert text.startswith("What to change cannot be worked out: ")
+
+
+def test_level_stages_need_no_plan(findings, profiles):
+    assert [kind for kind, _ in findings(profiles.make(head_seconds=0.0))] == ["none"]
