@@ -6,6 +6,7 @@ from operator import attrgetter
 
 import numpy as np
 
+from trimtab.balance.memory import transient_bytes
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan
 from trimtab.balance.simulate import Simulation, simulate
 
@@ -95,7 +96,8 @@ def estimate(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardwa
 
 def _simulate_replicas(costs: Costs, memory: ParameterMemory, plan: Plan, hardware: Hardware) -> tuple[Simulation, ...]:
     stages, chunks = plan.layout.stages, chunk_costs(costs, plan)
-    static_bytes = chunks.parameters.reshape(-1, stages).sum(axis=0) * memory.total_bytes
+    parameters = chunks.parameters.reshape(-1, stages).sum(axis=0)
+    static_bytes = parameters * memory.total_bytes + transient_bytes(costs, plan)
     simulations: dict[tuple[float, ...], Simulation] = {}
     kinds = [(microbatches, *speeds) for microbatches, speeds in zip(plan.microbatches, hardware.speeds, strict=True)]
     for microbatches, *speeds in dict.fromkeys(kinds):
