@@ -219,6 +219,14 @@ def test_a_move_that_tells_too_little_is_left_to_the_assumption():
     assert measured.forward_seconds[1:-1] == pytest.approx(LAYER, rel=NEAR)
 
 
+@pytest.mark.parametrize("share", [16, 24, 32, 40])
+def test_a_move_on_the_verge_of_telling_leads_nowhere_wild(share):
+    layouts = [Layout((share,) * 4, 4), Layout((share, share - 1, share + 1, share), 4)]
+    for seed in range(5):
+        speeds = measure(plant(layouts, parts(4 * share), [[1, 0.8, 1, 1]], seed=seed), layouts).speeds
+        assert 0.6 < speeds.min() <= speeds.max() < 1.3
+
+
 def test_two_stages_cannot_be_taken_apart_without_a_prior():
     layout, forward = Layout((4, 4), 2), parts(8)
     samples = plant([layout], forward, [[1, 1], [1, 0.7]])
@@ -234,8 +242,8 @@ def test_two_stages_cannot_be_taken_apart_without_a_prior():
 
 
 def test_what_is_open_is_not_closed_by_being_negative():
-    layout = Layout((1, 7), 2)
-    measured = measure(plant([layout], parts(8, embedding=0.0, head=0.0), np.ones((2, 2))), [layout])
+    layout = Layout((1, 7), 2)  # of all that fits, the shortest solution has less than nothing for the embedding
+    measured = measure(plant([layout], parts(8, embedding=0.0, head=0.05), np.ones((2, 2))), [layout])
     assert np.isnan(measured.forward_seconds).all()
 
 

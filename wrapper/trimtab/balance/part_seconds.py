@@ -7,8 +7,9 @@ Under a layout a stage's seconds, on a device of its speed, are the sum of its p
 for forward and backward, which share the speed. The equations are settled in an order, each set deciding only what
 those before it leave open:
 
-1. the samples, and probes;
-2. the typical speed is 1: of each stage, or of stages whose speeds are known beside each other's (a move linked them);
+1. the typical speed is 1, of each stage that was not probed; of stages whose speeds moved layers tell beside each
+   other's, of one of them;
+2. the samples, and probes;
 3. layers cost in the proportions of the prior, beside a typical layer; without a prior, alike;
 4. embedding and head cost in the prior's proportion to the typical layer.
 
@@ -30,8 +31,8 @@ PROBE_ERROR = 0.02
 """Standard error of a stage's speed as a probe tells it: training is not all matrix products."""
 COST_TOLERANCE = 0.1
 """Of a layer. What layouts tell of a cost with a larger error is left to the assumptions, which are nearer."""
-SPEED_TOLERANCE = 0.05
-"""Likewise of a stage's speed, where a move tells it."""
+SPEED_TOLERANCE = 0.025
+"""Likewise of a stage's speed, where moved layers tell it beside another's: their ratio is then known to 5 %."""
 UNKNOWN_ERROR = 0.05
 """Relative error that a stage's seconds count with where theirs is larger, or not known: there is nothing else to tell
 its parts by."""
@@ -42,12 +43,15 @@ what is odd is slow."""
 _LEAST_RATIO = 0.05
 """Of a layer: a prior of embedding or head is taken to be wrong in proportion to itself, or to this."""
 _ROUNDS = 30
-_SETTLED = 1e-9
+_SETTLED, _NEARLY_SETTLED = 1e-9, 1e-3
+_MOST_LOG_SPEED = 3.0
+"""Speeds that go further apart are no speeds, but an iteration that gets lost."""
 _SAME_SHIFT = 1e-5
 
 Booleans = npt.NDArray[np.bool_]
 Opened = tuple[Booleans, ...]
 Groups = tuple[tuple[int, ...], ...]
+Held = frozenset[tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class PartSeconds:
     """Stages measured, by index, whose speeds are known beside each other's only."""
     opened: Opened
     """[2, P] each: what was open after each of the sets 2 to 4."""
-    negative: frozenset[tuple[int, int]]
+    negative: Held
     """(direction, part) for which less than nothing was left: held at the prior's proportion, or at 0."""
 
 
@@ -121,23 +125,36 @@ class _Equations:
         self.dependent = sum(len(stage.log_seconds) for stage in stages) + len(probes)
         self.unit = self._unit()
 
-    def settle(self, held: frozenset[tuple[int, int]]) -> tuple[OrderedLeastSquares, Opened, Groups]:
-        """All equations in order; again and again, as speeds and the weights of layers settle."""
-        solution = np.zeros(self.unknowns)
+    def settle(self, held: Held) -> tuple[OrderedLeastSquares, Opened, Groups]:
+        """All equations in order: with speeds assumed first, then with those free that moved layers tell."""
+        alone: Groups = tuple((index,) for index in range(len(self.stages)) if index not in self.probes)
+        answer, opened, _ = self._settle(held, alone, np.zeros(self.unknowns))
+        groups = self._groups(held, answer.solution[:, 0])
+        if groups != alone:
+            freed, reopened, settled = self._settle(held, groups, answer.solution[:, 0])
+            if settled:
+                return freed, reopened, groups
+        return answer, opened, alone
+
+    def _settle(self, held: Held, groups: Groups, solution: Floats) -> tuple[OrderedLeastSquares, Opened, bool]:
+        """Again and again, as speeds and the weights of layers settle; whether they did."""
+        tolerances = np.full(self.unknowns, np.inf)
+        tolerances[: 2 * self.parts] = COST_TOLERANCE
         for _ in range(_ROUNDS):
             answer, before = OrderedLeastSquares(self.unknowns, 1 + self.dependent), solution
             answer.settle(*self._held(held))
-            answer.settle(*self._samples(solution), self._tolerances())
-            groups = self._groups(answer)
             answer.settle(*self._assumed_speeds(groups, solution))
+            answer.settle(*self._samples(solution), tolerances)
             opened = [self._opened(answer)]
             for rows, targets in (self._layers(solution), self._ends()):
                 answer.settle(rows, targets)
                 opened.append(self._opened(answer))
             solution = answer.solution[:, 0]
-            if np.abs(solution - before).max() < _SETTLED:
+            change = float(np.abs(solution - before).max())
+            speeds = solution[2 * self.parts : self.typical]
+            if change < _SETTLED or np.abs(speeds).max() > _MOST_LOG_SPEED:
                 break
-        return answer, tuple(opened), groups
+        return answer, tuple(opened), change < _NEARLY_SETTLED
 
     def variances(self, slopes: Floats) -> Floats:
         """[unknowns] from their slopes [unknowns, dependent] by the samples and probes."""
@@ -160,11 +177,6 @@ class _Equations:
         ]
         units = units or [np.exp(stage.log_seconds[:2]) for stage in self.stages]
         return np.asarray(np.median(units, axis=0))
-
-    def _tolerances(self) -> Floats:
-        tolerances = np.full(self.unknowns, COST_TOLERANCE)
-        tolerances[2 * self.parts :] = SPEED_TOLERANCE
-        return tolerances
 
     def _opened(self, answer: OrderedLeastSquares) -> Booleans:
         return np.array([answer.is_open(unknown) for unknown in range(2 * self.parts)]).reshape(2, -1)
@@ -198,18 +210,24 @@ class _Equations:
             targets.append(values)
         return np.concatenate(blocks), np.concatenate(targets)
 
-    def _groups(self, answer: OrderedLeastSquares) -> Groups:
-        """Stages whose speeds may still all be shifted alike, and only so."""
-        groups: list[list[int]] = []
+    def _groups(self, held: Held, solution: Floats) -> Groups:
+        """Stages whose speeds the samples leave open, together those that may only be shifted alike."""
+        answer = OrderedLeastSquares(self.unknowns, 1 + self.dependent)
+        answer.settle(*self._held(held))
+        tolerances = np.full(self.unknowns, COST_TOLERANCE)
+        tolerances[2 * self.parts :] = SPEED_TOLERANCE
+        answer.settle(*self._samples(solution), tolerances)
         shifts = answer.open[2 * self.parts : self.typical]
+        groups: list[list[int]] = []
         for index in range(len(self.stages)):
-            if answer.is_open(2 * self.parts + index):
-                for group in groups:
-                    if np.allclose(shifts[group[0]], shifts[index], atol=_SAME_SHIFT):
-                        group.append(index)
-                        break
-                else:
-                    groups.append([index])
+            if not answer.is_open(2 * self.parts + index):
+                continue
+            for group in groups:
+                if np.allclose(shifts[group[0]], shifts[index], atol=_SAME_SHIFT):
+                    group.append(index)
+                    break
+            else:
+                groups.append([index])
         return tuple(map(tuple, groups))
 
     def _assumed_speeds(self, groups: Groups, solution: Floats) -> tuple[Floats, Floats]:
@@ -237,7 +255,7 @@ class _Equations:
         stacked = np.array(rows).reshape(len(rows), self.unknowns)
         return stacked, self._zeros(stacked)
 
-    def _held(self, held: frozenset[tuple[int, int]]) -> tuple[Floats, Floats]:
+    def _held(self, held: Held) -> tuple[Floats, Floats]:
         rows = np.array([self._proportion(*key) for key in sorted(held)]).reshape(len(held), self.unknowns)
         return rows, self._zeros(rows)
 
