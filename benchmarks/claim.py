@@ -10,10 +10,10 @@ search alone is timed. Prints; asserts nothing.
 import time
 from dataclasses import replace
 
-from trimtab.balance.accelerators import ACCELERATORS, Accelerator
-from trimtab.balance.placement import Cluster
-from trimtab.balance.search import Appraiser, Training, search
-from trimtab.balance.transformer import OptimizerState, Sizes
+from trimtab.balance.deciding.search import Appraiser, Training, search
+from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
+from trimtab.balance.model.placement import Cluster
+from trimtab.balance.model.transformer import OptimizerState, Sizes
 from trimtab.simulation.compare import Question, compare
 from trimtab.simulation.presets import PRESETS, SEQUENCES_PER_GPU
 

@@ -11,11 +11,11 @@ import time
 import click
 import numpy as np
 
-from trimtab.balance.candidates import candidates
-from trimtab.balance.decide import weigh
-from trimtab.balance.ledger import Ledger
+from trimtab.balance.deciding.candidates import candidates
+from trimtab.balance.deciding.decide import weigh
+from trimtab.balance.deciding.ledger import Ledger
+from trimtab.balance.deciding.situation import Fault, Situation
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.situation import Fault, Situation
 from trimtab.protocol import Balance, Layout, Shape
 
 SIZES = ((8, 2, 1, 8), (32, 4, 4, 16), (64, 8, 8, 32), (128, 16, 8, 32))

@@ -18,10 +18,10 @@ from pathlib import Path
 import click
 import numpy as np
 
-from trimtab.balance.diagnose import diagnose
-from trimtab.balance.durations import Durations
+from trimtab.balance.diagnosing.diagnose import diagnose
+from trimtab.balance.diagnosing.durations import Durations
+from trimtab.balance.diagnosing.whatif import Replay
 from trimtab.balance.plan import Place
-from trimtab.balance.whatif import Replay
 from trimtab.diagnosis.traces import load
 
 SLOWNESS = (0.08, 0.10, 0.15, 0.25, 0.50, 1.00)

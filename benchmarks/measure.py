@@ -1,4 +1,4 @@
-"""How sure `trimtab.balance.measure` is, by steps, replicas and stages, and what it takes to work it out.
+"""How sure `trimtab.balance.measuring.measure` is, by steps, replicas and stages, and what it takes to work it out.
 
     .venv/bin/python benchmarks/measure.py [--draws 100]
 
@@ -11,7 +11,7 @@ import time
 import click
 import numpy as np
 
-from trimtab.balance.measure import Measured, Samples, measure
+from trimtab.balance.measuring.measure import Measured, Samples, measure
 from trimtab.protocol import Layout
 
 MICROBATCHES, NOISE, SLOW_STEPS, SLOWNESS = 16, 0.05, 0.05, 1.4

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 .venv/bin/python benchmarks/partition.py [--instances 200]
 
-The rules of others (`trimtab.balance.baselines`) know neither memory nor, DeepSpeed's, the stages' speeds. The integer
-program is solved by HiGHS (highspy, of the test dependencies). Prints; asserts nothing.
+The rules of others (`trimtab.balance.layouts.baselines`) know neither memory nor, DeepSpeed's, the stages' speeds. The
+integer program is solved by HiGHS (highspy, of the test dependencies). Prints; asserts nothing.
 """
 
 import time
@@ -16,11 +16,11 @@ import click
 import highspy
 import numpy as np
 
-from trimtab.balance.baselines import diffusion, smallest_spread, stage_seconds
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.partition import partition
+from trimtab.balance.layouts.baselines import diffusion, smallest_spread, stage_seconds
+from trimtab.balance.layouts.partition import partition
+from trimtab.balance.layouts.stage_costs import Recompute
+from trimtab.balance.pipeline.memory import stage_memory_bytes
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.stage_costs import Recompute
 from trimtab.protocol import Layout
 
 MEMORY = ParameterMemory(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, shards=8)

@@ -28,11 +28,11 @@ import click
 import numpy as np
 
 from trimtab import sandbox
-from trimtab.balance.calibrate import overheads_seconds
-from trimtab.balance.estimate import estimate
-from trimtab.balance.measure import costs_of, measure, samples_of
+from trimtab.balance.measuring.measure import costs_of, measure, samples_of
+from trimtab.balance.pipeline.calibrate import overheads_seconds
+from trimtab.balance.pipeline.estimate import estimate
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.simulate import simulate
 from trimtab.protocol import Layout
 from trimtab.report.stages import stage_matrix
 from trimtab_slurm import profile

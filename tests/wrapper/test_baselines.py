@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.baselines import diffusion, smallest_spread, stage_seconds
-from trimtab.balance.partition import NoLayout, partition
+from trimtab.balance.layouts.baselines import diffusion, smallest_spread, stage_seconds
+from trimtab.balance.layouts.partition import NoLayout, partition
 from trimtab.balance.plan import Costs, Hardware, Part, Schedule
 from trimtab.protocol import Layout
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.calibrate import overheads_seconds
-from trimtab.balance.estimate import estimate
+from trimtab.balance.pipeline.calibrate import overheads_seconds
+from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Layout
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.candidates import balanced_microbatches, candidates, split_text
-from trimtab.balance.estimate import estimate
+from trimtab.balance.deciding.candidates import balanced_microbatches, candidates, split_text
+from trimtab.balance.deciding.search import Configuration, Outcome
+from trimtab.balance.deciding.situation import Fault, Kind, Shapes, Situation, Toll
+from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.search import Configuration, Outcome
-from trimtab.balance.situation import Fault, Kind, Shapes, Situation, Toll
 from trimtab.protocol import Layout, Shape
 
 LAYER = Part(0.1, 0.1, 0.1, 1e6, 100.0, 10.0)

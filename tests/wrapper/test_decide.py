@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.candidates import Candidate
-from trimtab.balance.decide import REMEDIES, Verdict, asks, decide, weigh
-from trimtab.balance.ledger import Given, Ledger
+from trimtab.balance.deciding.candidates import Candidate
+from trimtab.balance.deciding.decide import REMEDIES, Verdict, asks, decide, weigh
+from trimtab.balance.deciding.ledger import Given, Ledger
+from trimtab.balance.deciding.situation import Fault, Kind, Situation, Toll
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.situation import Fault, Kind, Situation, Toll
 from trimtab.protocol import Balance, Layout, Shape
 
 POLICY = Balance()

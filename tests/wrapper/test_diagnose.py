@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.diagnose import diagnose
-from trimtab.balance.durations import Durations
+from trimtab.balance.diagnosing.diagnose import diagnose
+from trimtab.balance.diagnosing.durations import Durations
+from trimtab.balance.diagnosing.whatif import Replay, coalition_values, shapley
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Link, Schedule
-from trimtab.balance.simulate import simulate
-from trimtab.balance.whatif import Replay, coalition_values, shapley
 from trimtab.protocol import Balance
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trimtab.balance.diagnose import diagnose
+from trimtab.balance.diagnosing.diagnose import diagnose
 from trimtab.diagnosis.traces import TraceError, load
 
 pa = pytest.importorskip("pyarrow")

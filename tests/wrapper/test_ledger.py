@@ -1,7 +1,7 @@
 import pytest
 
-from trimtab.balance.ledger import Given, Ledger
-from trimtab.balance.situation import Fault, Kind
+from trimtab.balance.deciding.ledger import Given, Ledger
+from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.protocol import Balance
 
 SLOW = Fault("hardware", ((0, 1),))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.measure import Samples, costs_of, measure, samples_of
+from trimtab.balance.measuring.measure import Samples, costs_of, measure, samples_of
+from trimtab.balance.measuring.steps import assemble
 from trimtab.balance.plan import Costs, Part
-from trimtab.balance.steps import assemble
 from trimtab.protocol import Hello, Layout, StepReport
 
 LAYER, EMBEDDING, HEAD = 0.010, 0.002, 0.015

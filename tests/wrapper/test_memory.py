@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.memory import in_flight, in_flight_mixes, stage_memory_bytes, transient_bytes
+from trimtab.balance.pipeline.memory import in_flight, in_flight_mixes, stage_memory_bytes, transient_bytes
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Costs, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.simulate import simulate
 from trimtab.protocol import Layout
 
 MEMORY = ParameterMemory(weight_bytes=2, gradient_bytes=4, optimizer_bytes=12, shards=4)

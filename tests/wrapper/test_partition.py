@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance import partition as module
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.partition import NoLayout, Partition, partition
+from trimtab.balance.layouts import partition as module
+from trimtab.balance.layouts.partition import NoLayout, Partition, partition
+from trimtab.balance.pipeline.memory import stage_memory_bytes
+from trimtab.balance.pipeline.schedules import SPLITTING, stage_orders
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.schedules import SPLITTING, stage_orders
 from trimtab.protocol import Layout
 
 SAME = 1e-9

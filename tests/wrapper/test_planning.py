@@ -7,15 +7,16 @@ import re
 import numpy as np
 import pytest
 
-from trimtab.balance.decide import Verdict
+from trimtab.balance.deciding.decide import Verdict
+from trimtab.balance.deciding.situation import NO_TOLL, Kind, Toll
 from trimtab.balance.plan import Schedule
-from trimtab.balance.situation import NO_TOLL, Kind, Toll
 from trimtab.planning import terminal
 from trimtab.planning.answer import Answer, answer, job_lines, to_json
 from trimtab.planning.observed import PlanError
 from trimtab.planning.situation import from_job
 from trimtab.planning.sources import of_job_file, of_recorded
 from trimtab.protocol import Batch, Data, Job, JobError, Layout, Model, Parallel, job_to_json
+from trimtab.terminal import PLAIN_WIDTH
 from trimtab_slurm import profile as profiles_of
 
 
@@ -316,7 +317,7 @@ def test_the_answer_explains_itself(case, profile):
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(case, profiles, monkeypatch, width):
-    monkeypatch.setattr(terminal, "PLAIN_WIDTH", width)
+    monkeypatch.setattr("trimtab.terminal.PLAIN_WIDTH", width)
     slow = profiles.make(data=2, slow=(1, 1, 1.5), ranks_per_node=4)
     text = shown(answer(case(slow)))
     assert max(map(len, text.splitlines())) <= width
@@ -328,7 +329,7 @@ def test_lines_of_the_job_file_are_never_broken(case):
     job = dataclasses.replace(JOB, model=model, parallel=Parallel(2, 4))
     found = answer(from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h200"))
     lines = [line.strip() for line in shown(found).splitlines()]
-    assert max(map(len, found.job_lines)) > terminal.PLAIN_WIDTH
+    assert max(map(len, found.job_lines)) > PLAIN_WIDTH
     assert set(found.job_lines) <= set(lines)
 
 

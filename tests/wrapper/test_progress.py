@@ -1,6 +1,6 @@
 import pytest
 
-from trimtab.balance.steps import StageStep, Step
+from trimtab.balance.measuring.steps import StageStep, Step
 from trimtab.progress import Progress
 from trimtab.protocol import Balance
 

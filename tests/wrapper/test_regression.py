@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.regression import OrderedLeastSquares, fit_robust
+from trimtab.balance.measuring.regression import OrderedLeastSquares, fit_robust
 
 
 def line(x):

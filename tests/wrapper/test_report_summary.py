@@ -11,7 +11,7 @@ from trimtab.report import series
 from trimtab.report.stages import imbalance_by_step, step_times
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Throttling, to_json
-from trimtab.report.wording import data_size, duration, milliseconds, plain
+from trimtab.wording import data_size, duration, milliseconds, plain
 from trimtab_slurm.contents import Event
 
 SECONDS = st.floats(0.001, 1000)

@@ -75,7 +75,7 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(profile, profiles
         profile = profiles.make(tensor=4, pipeline=4, data=4, layers=32, ranks_per_node=8)
     if kind == "GPUs":
         profile = with_gpus(profile)
-    monkeypatch.setattr(terminal, "PLAIN_WIDTH", width)
+    monkeypatch.setattr("trimtab.terminal.PLAIN_WIDTH", width)
     text = shown(summarize(profile))
     assert max(map(len, text.splitlines())) <= width
     assert "…" not in text

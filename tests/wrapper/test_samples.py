@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trimtab.balance.samples import Samples, parse_spans, samples_of
+from trimtab.balance.measuring.samples import Samples, parse_spans, samples_of
 
 TABLE = {
     "step": [1, 1, 2],

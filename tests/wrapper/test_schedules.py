@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trimtab.balance.pipeline.schedules import SPLITTING, obstacle, stage_orders
 from trimtab.balance.plan import Schedule
-from trimtab.balance.schedules import SPLITTING, obstacle, stage_orders
 
 
 @st.composite

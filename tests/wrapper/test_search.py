@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from trimtab.balance.accelerators import ACCELERATORS
-from trimtab.balance.equal_layers import spread
-from trimtab.balance.estimate import chunk_costs
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.partition import NoLayout, partition
-from trimtab.balance.placement import Cluster, Placement, place
+from trimtab.balance.deciding.search import Appraiser, Space, Training, configurations_of, search
+from trimtab.balance.layouts.equal_layers import spread
+from trimtab.balance.layouts.partition import NoLayout, partition
+from trimtab.balance.model.accelerators import ACCELERATORS
+from trimtab.balance.model.placement import Cluster, Placement, place
+from trimtab.balance.model.transformer import OptimizerState, Sizes
+from trimtab.balance.pipeline.estimate import chunk_costs
+from trimtab.balance.pipeline.memory import stage_memory_bytes
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Part, Plan, Schedule
-from trimtab.balance.search import Appraiser, Space, Training, configurations_of, search
-from trimtab.balance.transformer import OptimizerState, Sizes
 from trimtab.protocol import Balance, Layout, Shape
 
 H100 = ACCELERATORS["h100"]

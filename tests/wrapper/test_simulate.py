@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from trimtab.balance.pipeline.schedules import SPLITTING
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Link, Schedule
-from trimtab.balance.schedules import SPLITTING
-from trimtab.balance.simulate import simulate
 
 ROUNDING = 1e-12
 """Relative: sums of a few hundred numbers, added in another order."""

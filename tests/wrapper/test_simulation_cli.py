@@ -4,8 +4,8 @@ import re
 import pytest
 from click.testing import CliRunner
 
+from trimtab.balance.model.transformer import OptimizerState
 from trimtab.balance.plan import Schedule
-from trimtab.balance.transformer import OptimizerState
 from trimtab.cli.simulate import OPTIMIZERS, SCHEDULES, simulate
 
 PLAN_KEYS = {

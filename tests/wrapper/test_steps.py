@@ -1,4 +1,4 @@
-from trimtab.balance.steps import StageStep, assemble
+from trimtab.balance.measuring.steps import StageStep, assemble
 from trimtab.protocol import Hello, StepReport
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab import timeline
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Schedule
-from trimtab.balance.simulate import simulate
 from trimtab.timeline import Picture
 
 pytest.importorskip("plotly", reason="pictures need plotly: pip install 'trimtab[report]'")

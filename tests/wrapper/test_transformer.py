@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from trimtab.balance.accelerators import ACCELERATORS
-from trimtab.balance.overhead import overhead_seconds
+from trimtab.balance.model.accelerators import ACCELERATORS
+from trimtab.balance.model.overhead import overhead_seconds
+from trimtab.balance.model.transformer import OptimizerState, Sizes, parameter_memory, sizes_of, transformer_costs
 from trimtab.balance.plan import Link
-from trimtab.balance.transformer import OptimizerState, Sizes, parameter_memory, sizes_of, transformer_costs
 from trimtab.protocol import Job, Model
 from trimtab.simulation.presets import PRESETS
 

@@ -17,7 +17,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from trimtab.report import wording
+from trimtab import wording
 
 
 def render(

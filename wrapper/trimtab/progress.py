@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 
 from trimtab.balance.detect import imbalance
-from trimtab.balance.steps import Step
+from trimtab.balance.measuring.steps import Step
 from trimtab.protocol import Balance
 
 

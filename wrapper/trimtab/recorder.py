@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from trimtab.balance.steps import Step, assemble
+from trimtab.balance.measuring.steps import Step, assemble
 from trimtab.protocol import Failed, Hello, Message, Notice, Probe, StepReport, job_from_json
 from trimtab_slurm import profile
 from trimtab_slurm.contents import Column, Event, Profile, Table, TrainingProfile

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab import launch, places
-from trimtab.balance.steps import Step
+from trimtab.balance.measuring.steps import Step
 from trimtab.control import ControlServer
 from trimtab.outcome import Outcome, Roll
 from trimtab.progress import Progress

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from trimtab import document
+from trimtab import document, wording
+from trimtab.balance.pipeline.simulate import Operations, Simulation
 from trimtab.balance.plan import Floats
-from trimtab.balance.simulate import Operations, Simulation
-from trimtab.report import wording
 
 MOST_BARS = 6_000
 """Of all pictures of a page: with more it would open slowly, and a bar would be narrower than a line."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.balance.detect import Imbalance, Watch, observe
-from trimtab.balance.steps import Step, assemble
+from trimtab.balance.measuring.steps import Step, assemble
 from trimtab.protocol import Balance, Hello, StepReport
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trimtab.balance.accelerators import ACCELERATORS
+from trimtab.balance.model.accelerators import ACCELERATORS
 from trimtab.cli.refusal import refuse
 from trimtab.simulation.presets import PRESETS, SEQUENCES_PER_GPU
 
 if TYPE_CHECKING:
-    from trimtab.balance.transformer import Sizes
+    from trimtab.balance.model.transformer import Sizes
     from trimtab.simulation.compare import Comparison, Question
 
 POSITIVE = click.IntRange(min=1)
@@ -89,10 +89,10 @@ def simulate(as_json: bool, timeline: Path | None, **asked: Any) -> None:
 
 def _question(asked: dict[str, Any]) -> "Question":
     """Raises ValueError for what cannot be asked."""
-    from trimtab.balance.placement import Cluster
+    from trimtab.balance.deciding.search import Space
+    from trimtab.balance.model.placement import Cluster
+    from trimtab.balance.model.transformer import OptimizerState
     from trimtab.balance.plan import Schedule
-    from trimtab.balance.search import Space
-    from trimtab.balance.transformer import OptimizerState
     from trimtab.simulation.compare import Question
 
     pins = ("tensor", "pipeline", "virtual", "microbatch_size")
@@ -112,7 +112,7 @@ def _question(asked: dict[str, Any]) -> "Question":
 def _sizes(asked: dict[str, Any]) -> "Sizes":
     from dataclasses import replace
 
-    from trimtab.balance.transformer import sizes_of
+    from trimtab.balance.model.transformer import sizes_of
     from trimtab.protocol import Job, Model
 
     names = PRESETS["70b"].keys()

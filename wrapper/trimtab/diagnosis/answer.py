@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trimtab.balance.diagnose import diagnose
-from trimtab.balance.findings import HARDWARE, Diagnosis, Evidence
+from trimtab.balance.diagnosing.diagnose import diagnose
+from trimtab.balance.diagnosing.findings import HARDWARE, Diagnosis, Evidence
 from trimtab.balance.plan import Place
 from trimtab.diagnosis import profiles, readings, traces
 from trimtab.report.find import Recorded
-from trimtab.report.wording import listed, milliseconds, percent, plain
+from trimtab.wording import listed, milliseconds, percent, plain
 
 
 class DiagnosisError(Exception):

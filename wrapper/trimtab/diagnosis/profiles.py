@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.durations import LEAST_STEPS, Durations
+from trimtab.balance.diagnosing.durations import LEAST_STEPS, Durations
+from trimtab.balance.diagnosing.whatif import Replay
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.whatif import Replay
 from trimtab.protocol import Balance
 from trimtab.protocol.tables import job_from_dict
 from trimtab.report.stages import stage_matrix

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.balance.findings import Evidence
+from trimtab.balance.diagnosing.findings import Evidence
+from trimtab.balance.diagnosing.robust import lower_median, median
 from trimtab.balance.plan import Place
-from trimtab.balance.robust import lower_median, median
 from trimtab.report.devices import THROTTLED_RATIO
 from trimtab.report.figures import device_name
 from trimtab.report.summary import Device, Throttling
-from trimtab.report.wording import percent
+from trimtab.wording import percent
 from trimtab_slurm.contents import DeviceProfile, Profile, Table
 from trimtab_slurm.devices.nvml_events import POWER_CAP
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.durations import Durations
+from trimtab.balance.diagnosing.durations import Durations
+from trimtab.balance.diagnosing.robust import median
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.robust import median
 
 WHOLE_COLUMNS = ("dp_rank", "stage", "rank", "step", "seq_id", "mb_id", "gmc")
 REAL_COLUMNS = ("start_ts", "duration")

@@ -6,9 +6,9 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trimtab.balance.decide import Considered, Decision, decide
-from trimtab.balance.ledger import Ledger
-from trimtab.balance.situation import Kind
+from trimtab.balance.deciding.decide import Considered, Decision, decide
+from trimtab.balance.deciding.ledger import Ledger
+from trimtab.balance.deciding.situation import Kind
 from trimtab.planning.situation import Case
 from trimtab.protocol import Job, Layout
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from trimtab.balance.accelerators import ACCELERATORS, Accelerator
+from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
 from trimtab_slurm.contents import DeviceProfile, Profile, TrainingProfile
 
 GIB_80_BYTES = 60 * 2**30

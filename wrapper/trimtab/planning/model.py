@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from trimtab.balance.accelerators import ACCELERATORS
-from trimtab.balance.placement import Cluster
+from trimtab.balance.deciding.search import Appraiser, Configuration, Outcome, Space, Training, search
+from trimtab.balance.deciding.situation import Shapes
+from trimtab.balance.measuring.samples import parse_spans
+from trimtab.balance.model.accelerators import ACCELERATORS
+from trimtab.balance.model.placement import Cluster
+from trimtab.balance.model.transformer import sizes_of
 from trimtab.balance.plan import Link, Plan, Schedule
-from trimtab.balance.samples import parse_spans
-from trimtab.balance.search import Appraiser, Configuration, Outcome, Space, Training, search
-from trimtab.balance.situation import Shapes
-from trimtab.balance.transformer import sizes_of
 from trimtab.protocol import Job, Shape, layout_of
 from trimtab_slurm.contents import TrainingProfile
 

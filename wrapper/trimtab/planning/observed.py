@@ -6,8 +6,8 @@ from functools import cached_property
 import numpy as np
 
 from trimtab.balance.detect import WARM_UP_STEPS
+from trimtab.balance.measuring.samples import Samples, samples_of
 from trimtab.balance.plan import Costs, Floats, Part, Place
-from trimtab.balance.samples import Samples, samples_of
 from trimtab.protocol import Job, JobError, Layout, Shape, job_from_json, layout_of
 from trimtab.report.stages import Rows, StageMatrix, stage_matrix
 from trimtab_slurm.contents import Profile, TrainingProfile

@@ -6,15 +6,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab.balance.accelerators import ACCELERATORS, Accelerator
-from trimtab.balance.calibrate import overheads_seconds
+from trimtab.balance.deciding.situation import NO_TOLL, Fault, Situation, Toll
 from trimtab.balance.detect import Detection, detect
-from trimtab.balance.findings import Diagnosis
-from trimtab.balance.measure import costs_of, measure
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.placement import Cluster
+from trimtab.balance.diagnosing.findings import Diagnosis
+from trimtab.balance.measuring.measure import costs_of, measure
+from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
+from trimtab.balance.model.placement import Cluster
+from trimtab.balance.pipeline.calibrate import overheads_seconds
+from trimtab.balance.pipeline.memory import stage_memory_bytes
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory
-from trimtab.balance.situation import NO_TOLL, Fault, Situation, Toll
 from trimtab.diagnosis.answer import Answer as Diagnosed
 from trimtab.planning import devices
 from trimtab.planning.model import Model, measured_vocabulary, vocabulary_size

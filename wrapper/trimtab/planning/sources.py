@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trimtab import jobfile
-from trimtab.balance.accelerators import ACCELERATORS
+from trimtab.balance.model.accelerators import ACCELERATORS
 from trimtab.diagnosis.answer import of_profile
 from trimtab.planning.observed import PlanError, observed
 from trimtab.planning.situation import Case, from_job, from_profile

@@ -1,36 +1,29 @@
 """An answer as tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
-import io
 import math
 from collections.abc import Iterator
 from typing import TextIO
 
-from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.balance.candidates import split_text
-from trimtab.balance.decide import Considered, Verdict
+from trimtab.balance.deciding.candidates import split_text
+from trimtab.balance.deciding.decide import Considered, Verdict
 from trimtab.balance.detect import Detection
-from trimtab.balance.findings import Diagnosis
+from trimtab.balance.diagnosing.findings import Diagnosis
 from trimtab.planning.answer import Answer
 from trimtab.planning.situation import Case
-from trimtab.report.wording import ABSENT, data_size, duration, milliseconds, percent, plain, plural
+from trimtab.terminal import bullet, console_of, ruled_table
+from trimtab.wording import ABSENT, data_size, duration, milliseconds, percent, plain, plural
 
-PLAIN_WIDTH = 100
-"""Columns where the output is no terminal."""
 VERDICT_STYLES = {Verdict.CHOSEN: "bold green", Verdict.WORTH: "green", Verdict.WAITS: "yellow"}
 
 
 def show(answer: Answer, output: TextIO) -> None:
     """Print what was found, what was considered, and what to do."""
-    if isinstance(output, io.TextIOWrapper):
-        output.reconfigure(errors="replace")  # in a locale that lacks a letter, the plan is still readable
-    console = Console(file=output, highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
+    console = console_of(output)
     for part in _parts(answer):
         console.print(part)
     for line in answer.job_lines:
@@ -54,7 +47,7 @@ def _assumptions(case: Case) -> Iterator[RenderableType]:
     if case.assumptions:
         yield Text("\nAssumed, not measured", style="bold")
         for assumption in case.assumptions:
-            yield Padding(_bullet(assumption), (0, 0, 0, 2))
+            yield Padding(bullet(assumption), (0, 0, 0, 2))
 
 
 def _running(case: Case) -> str:
@@ -119,7 +112,7 @@ def _cause(diagnosis: Diagnosis) -> Text:
 
 
 def _considered(considered: tuple[Considered, ...]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    table = ruled_table()
     table.add_column("change", overflow="fold")
     for column in ("step, ms", "gain", "cost"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -136,10 +129,4 @@ def _considered(considered: tuple[Considered, ...]) -> Table:
             ABSENT if one.cost_seconds is None else duration(one.cost_seconds),
             Text(one.verdict, style=VERDICT_STYLES.get(one.verdict, "dim")),
         )
-    return table
-
-
-def _bullet(text: str) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_row("-", Text(plain(text)))
     return table

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from trimtab.outcome import ExitCode
 from trimtab.report.summary import Finding, Imbalance, Summary, Training
-from trimtab.report.wording import percent, plural
+from trimtab.wording import percent, plural
 
 FEWEST_STEPS = 5
 """With fewer measured steps nothing is said of the stages: the first ones include warm-up."""

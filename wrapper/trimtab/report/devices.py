@@ -11,7 +11,7 @@ from trimtab.report.figures import device_name
 from trimtab.report.gaps import finite, mean, most
 from trimtab.report.stages import Floats
 from trimtab.report.summary import Device, Rank, Summary, Throttling
-from trimtab.report.wording import listed, percent, plural
+from trimtab.wording import listed, percent, plural
 from trimtab_slurm.contents import DeviceProfile, NodeProfile, Profile, Table, coverage_ratio
 from trimtab_slurm.devices.nvml_events import CHOSEN_CLOCKS, POWER_CAP, reason_name
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from trimtab.report.summary import Device, Event, Stage, Summary, Training
-from trimtab.report.wording import count, duration, milliseconds, percent, plural, real
+from trimtab.wording import count, duration, milliseconds, percent, plural, real
 
 Item = TypeVar("Item")
 

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trimtab import document
-from trimtab.report import series, wording
+from trimtab import document, wording
+from trimtab.report import series
 from trimtab.report.figures import (
     chosen,
     device_name,

@@ -24,7 +24,7 @@ from trimtab.report.summary import (
     Summary,
     Training,
 )
-from trimtab.report.wording import listed, plural
+from trimtab.wording import listed, plural
 from trimtab_slurm.contents import Profile, TrainingProfile
 
 

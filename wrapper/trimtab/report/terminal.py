@@ -1,11 +1,9 @@
 """Summary -> tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
-import io
 from collections.abc import Iterator, Sequence
 from typing import TextIO
 
-from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -24,30 +22,23 @@ from trimtab.report.figures import (
     step_shares,
 )
 from trimtab.report.summary import Attempt, Device, Summary, Training
-from trimtab.report.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural, watts
+from trimtab.terminal import bullet, ruled_table, show_parts
+from trimtab.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural, watts
 
 MOST_ROWS = 32
 """Of a table; of longer ones the rows that matter are shown, and how many are left out is said."""
-PLAIN_WIDTH = 100
-"""Columns where the output is no terminal."""
 STATE_STYLES = {"finished": "bold green", "failed": "bold red", "stopped": "bold yellow", "unknown": "bold yellow"}
 
 
 def show(summary: Summary, output: TextIO) -> None:
     """Print the report of one attempt."""
-    if isinstance(output, io.TextIOWrapper):
-        output.reconfigure(errors="replace")  # in a locale that lacks a letter, the report is still readable
-    console = Console(file=output, highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
-    for part in _parts(summary):
-        console.print(part)
+    show_parts(_parts(summary), output)
 
 
 def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _headline(summary)
-    yield from _section("What to change", [_bullet(finding.text) for finding in summary.findings])
-    yield from _section("Warnings", [_bullet(warning, "yellow") for warning in summary.warnings])
+    yield from _section("What to change", [bullet(finding.text) for finding in summary.findings])
+    yield from _section("Warnings", [bullet(warning, "yellow") for warning in summary.warnings])
     training = summary.training
     if training and training.stages:
         yield from _section(_stages_title(training), [_stages(training)])
@@ -100,7 +91,7 @@ def _stages_title(training: Training) -> str:
 
 
 def _stages(training: Training) -> RenderableType:
-    table = _table()
+    table = ruled_table()
     replicas = training.data > 1
     columns = [*(["replica"] if replicas else []), "stage", "forward", "backward", "compute"]
     for column in [*columns, "rest of step", "memory"]:
@@ -144,7 +135,7 @@ def _devices_title(devices: Sequence[Device]) -> str:
 def _devices(devices: Sequence[Device], ranked: bool) -> RenderableType:
     """`ranked`: whether ranks are known."""
     gpus = any(device.kind != "cpu" for device in devices if device.kind)
-    table = _table()
+    table = ruled_table()
     table.add_column("node", overflow="fold")
     if ranked:
         table.add_column("rank", justify="right")
@@ -175,7 +166,7 @@ def ranks(device: Device) -> str:
 
 
 def _events(summary: Summary) -> RenderableType:
-    table = _table()
+    table = ruled_table()
     table.add_column("UTC", no_wrap=True)
     for column in ("from", "kind", "event"):
         table.add_column(column, overflow="fold")
@@ -187,7 +178,7 @@ def _events(summary: Summary) -> RenderableType:
 
 
 def _attempts(attempts: Sequence[Attempt], shown: int) -> RenderableType:
-    table = _table()
+    table = ruled_table()
     table.add_column("attempt", justify="right")
     table.add_column("start, UTC", no_wrap=True)
     table.add_column("for", justify="right", no_wrap=True)
@@ -200,16 +191,6 @@ def _attempts(attempts: Sequence[Attempt], shown: int) -> RenderableType:
             plain(f"{attempt.state}: {attempt.sentence}", 300),
             style="bold" if attempt.number == shown else "",
         )
-    return table
-
-
-def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
-
-
-def _bullet(text: str, style: str = "") -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_row("-", Text(plain(text), style=style))
     return table
 
 

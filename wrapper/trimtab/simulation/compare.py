@@ -3,10 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from trimtab.balance.placement import Cluster
+from trimtab.balance.deciding.search import (
+    Appraiser,
+    Configuration,
+    Outcome,
+    Search,
+    Space,
+    Training,
+    configurations_of,
+    search,
+)
+from trimtab.balance.model.placement import Cluster
+from trimtab.balance.model.transformer import OptimizerState, Sizes, parameter_memory
 from trimtab.balance.plan import Schedule
-from trimtab.balance.search import Appraiser, Configuration, Outcome, Search, Space, Training, configurations_of, search
-from trimtab.balance.transformer import OptimizerState, Sizes, parameter_memory
 from trimtab.protocol import Balance, Layout
 
 

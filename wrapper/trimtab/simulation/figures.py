@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trimtab.balance.search import Outcome
+from trimtab.balance.deciding.search import Outcome
 from trimtab.simulation.compare import Comparison
 from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
 from trimtab.simulation.sentences import assumptions, fails_where

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from trimtab.balance.partition import NoLayout
+from trimtab.balance.deciding.search import Appraiser, Configuration, Outcome, Space, configurations_of
+from trimtab.balance.layouts.partition import NoLayout
 from trimtab.balance.plan import Plan, Schedule
-from trimtab.balance.search import Appraiser, Configuration, Outcome, Space, configurations_of
 from trimtab.protocol import Shape
 from trimtab.simulation.compare import Comparison
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from trimtab.balance.search import Outcome
-from trimtab.balance.transformer import (
+from trimtab.balance.deciding.search import Outcome
+from trimtab.balance.model.transformer import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
     FLASH_BACKWARD,

@@ -1,38 +1,30 @@
 """A comparison as tables for a terminal, readable from 80 columns on; plain text where the output is no terminal."""
 
-import io
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TextIO
 
 from rich import box
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.balance.search import Outcome
-from trimtab.report.wording import ABSENT, count, percent, plural
+from trimtab.balance.deciding.search import Outcome
 from trimtab.simulation.compare import Comparison
 from trimtab.simulation.figures import stage_layers
 from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
 from trimtab.simulation.sentences import assumptions, fails_where
+from trimtab.terminal import bullet, ruled_table, show_parts
+from trimtab.wording import ABSENT, count, percent, plural
 
-PLAIN_WIDTH = 100
-"""Columns where the output is no terminal."""
 MOST_GROUPS = 4
 """Of equal neighbors, in a list of one figure for each stage."""
 
 
 def show(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome], output: TextIO) -> None:
     """Print it."""
-    if isinstance(output, io.TextIOWrapper):
-        output.reconfigure(errors="replace")  # in a locale that lacks a letter, it is still readable
-    console = Console(file=output, highlight=False, emoji=False, markup=False)
-    if not console.is_terminal:
-        console = Console(file=output, highlight=False, emoji=False, markup=False, width=PLAIN_WIDTH, no_color=True)
-    for part in _parts(comparison, needs, statics):
-        console.print(part)
+    show_parts(_parts(comparison, needs, statics), output)
 
 
 def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outcome]) -> Iterator[RenderableType]:
@@ -58,8 +50,8 @@ def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
     if needs:
         aims = f"a stage efficiency of {LEAST_STAGE_EFFICIENCY:.0%} and a bubble below {MOST_BUBBLE:.0%}"
         yield from _section(f"What it takes for {aims}", [_needs(needs)])
-    yield from _section("Where it fails", map(_bullet, fails_where(comparison, needs, statics)))
-    yield from _section("Assumptions", map(_bullet, assumptions(comparison)))
+    yield from _section("Where it fails", map(bullet, fails_where(comparison, needs, statics)))
+    yield from _section("Assumptions", map(bullet, assumptions(comparison)))
 
 
 def _section(title: str, parts: Iterator[Table] | Sequence[Table]) -> Iterator[RenderableType]:
@@ -72,7 +64,7 @@ def _plans(comparison: Comparison) -> Table:
     if comparison.other:
         pipelined = comparison.other.configuration.shape.pipeline > 1
         shown.append((f"best {'with' if pipelined else 'without'} a pipeline", comparison.other))
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False, show_edge=False)
+    table = ruled_table()
     table.add_column("")
     for title, _ in shown:
         table.add_column(title, justify="right", overflow="fold", style="bold" if title == "chosen" else "")
@@ -132,10 +124,4 @@ def _needs(needs: Sequence[Need]) -> Table:
             ]
         shape = f"{need.shape.tensor} x {need.shape.pipeline}"
         table.add_row(shape, need.run, percent(need.balance_ratio), *figures, style="" if reached else "dim")
-    return table
-
-
-def _bullet(text: str) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_row("-", Text(text))
     return table

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.balance.pipeline.schedules import SPLITTING, Operation, stage_orders
 from trimtab.balance.plan import Floats, Link, Schedule
-from trimtab.balance.schedules import SPLITTING, Operation, stage_orders
 
 
 @dataclass(frozen=True)

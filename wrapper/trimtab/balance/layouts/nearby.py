@@ -9,8 +9,8 @@ from itertools import combinations
 
 import numpy as np
 
-from trimtab.balance.cuts import Allowance, Found, Goal, TooManyChoices, Window, search
-from trimtab.balance.stage_costs import Cuts, StageCosts
+from trimtab.balance.layouts.cuts import Allowance, Found, Goal, TooManyChoices, Window, search
+from trimtab.balance.layouts.stage_costs import Cuts, StageCosts
 
 FARTHEST = 3
 """Layers by which cuts move at once, at most."""

@@ -10,10 +10,10 @@ from itertools import groupby, starmap
 
 import numpy as np
 
-from trimtab.balance.part_seconds import PROBE_ERROR, Booleans, PartSeconds, contents, measure_parts
+from trimtab.balance.measuring.part_seconds import PROBE_ERROR, Booleans, PartSeconds, contents, measure_parts
+from trimtab.balance.measuring.samples import Samples, samples_of
+from trimtab.balance.measuring.stage_seconds import StageSeconds, measure_stage, usable, workload
 from trimtab.balance.plan import Costs, Floats, Part, Place
-from trimtab.balance.samples import Samples, samples_of
-from trimtab.balance.stage_seconds import StageSeconds, measure_stage, usable, workload
 from trimtab.protocol import Layout
 
 __all__ = ["Measured", "Samples", "costs_of", "measure", "samples_of"]

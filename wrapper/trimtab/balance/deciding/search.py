@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab.balance.equal_layers import spread
-from trimtab.balance.estimate import Estimate, chunk_costs, estimate
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.overhead import overhead_seconds
-from trimtab.balance.partition import NoLayout
-from trimtab.balance.placement import Cluster, Placement, place
+from trimtab.balance.layouts.equal_layers import spread
+from trimtab.balance.layouts.partition import NoLayout
+from trimtab.balance.model.overhead import overhead_seconds
+from trimtab.balance.model.placement import Cluster, Placement, place
+from trimtab.balance.model.transformer import OptimizerState, Sizes, parameter_memory, transformer_costs
+from trimtab.balance.pipeline.estimate import Estimate, chunk_costs, estimate
+from trimtab.balance.pipeline.memory import stage_memory_bytes
+from trimtab.balance.pipeline.schedules import SPLITTING, obstacle
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan, Schedule
-from trimtab.balance.schedules import SPLITTING, obstacle
-from trimtab.balance.transformer import OptimizerState, Sizes, parameter_memory, transformer_costs
 from trimtab.protocol import Balance, Layout, Shape
 
 

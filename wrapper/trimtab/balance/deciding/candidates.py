@@ -11,15 +11,15 @@ from statistics import fmean
 
 import numpy as np
 
-from trimtab.balance.equal_layers import spread
-from trimtab.balance.estimate import Estimate, estimate
-from trimtab.balance.memory import stage_memory_bytes
-from trimtab.balance.partition import NoLayout, partition
+from trimtab.balance.deciding.search import Configuration
+from trimtab.balance.deciding.situation import Kind, Situation
+from trimtab.balance.layouts.equal_layers import spread
+from trimtab.balance.layouts.partition import NoLayout, partition
+from trimtab.balance.layouts.stage_costs import Recompute
+from trimtab.balance.pipeline.estimate import Estimate, estimate
+from trimtab.balance.pipeline.memory import stage_memory_bytes
+from trimtab.balance.pipeline.schedules import obstacle
 from trimtab.balance.plan import Hardware, Part, Plan, Schedule
-from trimtab.balance.schedules import obstacle
-from trimtab.balance.search import Configuration
-from trimtab.balance.situation import Kind, Situation
-from trimtab.balance.stage_costs import Recompute
 from trimtab.protocol import Layout
 
 MOST_VIRTUAL = 4

@@ -6,9 +6,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from trimtab.balance.memory import transient_bytes
+from trimtab.balance.pipeline.memory import transient_bytes
+from trimtab.balance.pipeline.simulate import Simulation, simulate
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan
-from trimtab.balance.simulate import Simulation, simulate
 
 
 @dataclass(frozen=True)

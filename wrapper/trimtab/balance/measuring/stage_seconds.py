@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab.balance.measuring.regression import fit_robust
+from trimtab.balance.measuring.samples import Samples
 from trimtab.balance.plan import Floats
-from trimtab.balance.regression import fit_robust
-from trimtab.balance.samples import Samples
 
 _LEAST_VARIATION = 0.2
 """Root sum of squares of the excess, beside what replicas and layouts explain, from which attention's share is

@@ -12,9 +12,9 @@ from statistics import median_low
 
 import numpy as np
 
-from trimtab.balance.durations import Durations
-from trimtab.balance.factors import NOT_SLOW, Factors, decompose
-from trimtab.balance.findings import (
+from trimtab.balance.diagnosing.durations import Durations
+from trimtab.balance.diagnosing.factors import NOT_SLOW, Factors, decompose
+from trimtab.balance.diagnosing.findings import (
     DATA,
     HARDWARE,
     INTRINSIC,
@@ -26,9 +26,9 @@ from trimtab.balance.findings import (
     evidence,
     slow_stages,
 )
-from trimtab.balance.links import SlowLink, slow_links, typical_transfers
+from trimtab.balance.diagnosing.links import SlowLink, slow_links, typical_transfers
+from trimtab.balance.diagnosing.whatif import Coalition, Replay, coalition_values, shapley
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.whatif import Coalition, Replay, coalition_values, shapley
 from trimtab.protocol import Balance
 
 _MENDABLE = (INTRINSIC, HARDWARE, DATA)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimtab.balance.estimate import together_seconds
+from trimtab.balance.pipeline.estimate import together_seconds
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Floats, Hardware, Plan
-from trimtab.balance.simulate import simulate
 
 
 def overheads_seconds(

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from trimtab.balance.deciding.search import Outcome
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Place, Plan, Schedule
-from trimtab.balance.search import Outcome
 from trimtab.protocol import Shape
 
 

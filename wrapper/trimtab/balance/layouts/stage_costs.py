@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.memory import in_flight_mixes
+from trimtab.balance.pipeline.memory import in_flight_mixes
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Schedule
 from trimtab.protocol import Layout
 

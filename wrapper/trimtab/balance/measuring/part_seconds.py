@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.balance.measuring.regression import OrderedLeastSquares
+from trimtab.balance.measuring.stage_seconds import StageSeconds
 from trimtab.balance.plan import Floats
-from trimtab.balance.regression import OrderedLeastSquares
-from trimtab.balance.stage_seconds import StageSeconds
 from trimtab.protocol import Layout
 
 PROBE_ERROR = 0.02

@@ -5,6 +5,7 @@ from statistics import NormalDist
 import numpy as np
 
 from trimtab.balance.plan import Floats
+from trimtab.balance.student import student_quantile
 
 FALSE_ALARM_RATIO = 0.01
 """How often, at most, noise alone is taken for a finding, over all looks at once (Bonferroni)."""
@@ -12,13 +13,13 @@ MEDIAN_SIGMA = 1.2533
 """Standard error of a median over that of a mean."""
 
 
-def critical(looks: int, freedom: float = np.inf) -> float:
-    """How many standard errors are more than chance in so many looks, an error itself known from `freedom` differences.
+def critical(looks: int, freedom: int | None = None) -> float:
+    """How many standard errors are more than chance in so many looks.
 
-    Student's quantile, by the first term of its expansion in 1 / freedom (Fisher and Cornish, 1960).
+    An error itself is known from `freedom` differences; None: surely.
     """
-    normal = NormalDist().inv_cdf(1 - FALSE_ALARM_RATIO / looks)
-    return normal + (normal**3 + normal) / (4 * freedom)
+    probability = 1 - FALSE_ALARM_RATIO / looks
+    return NormalDist().inv_cdf(probability) if freedom is None else student_quantile(probability, freedom)
 
 
 def mean(values: Floats, axis: int | tuple[int, ...] | None, keepdims: bool = False) -> Floats:

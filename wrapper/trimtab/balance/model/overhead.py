@@ -3,9 +3,9 @@
 Nothing of it is taken to overlap with the pipeline, which is what the ranks do.
 """
 
-from trimtab.balance.accelerators import Accelerator
+from trimtab.balance.model.accelerators import Accelerator
+from trimtab.balance.model.transformer import OptimizerState, parameter_memory
 from trimtab.balance.plan import Link, ParameterMemory
-from trimtab.balance.transformer import OptimizerState, parameter_memory
 
 
 def overhead_seconds(

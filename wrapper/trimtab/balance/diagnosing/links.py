@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab.balance.diagnosing.robust import MEDIAN_SIGMA, critical, lower_median, mean, median
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.robust import MEDIAN_SIGMA, critical, lower_median, mean, median
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,11 @@ from math import comb
 
 import numpy as np
 
-from trimtab.balance.cuts import ROUNDING, Allowance, Found, Goal, TooManyChoices, search, whole_window
-from trimtab.balance.nearby import mean_cuts, search_nearby
+from trimtab.balance.layouts.cuts import ROUNDING, Allowance, Found, Goal, TooManyChoices, search, whole_window
+from trimtab.balance.layouts.nearby import mean_cuts, search_nearby
+from trimtab.balance.layouts.stage_costs import Cuts, Problem, Recompute, Shortage, StageCosts
+from trimtab.balance.pipeline.schedules import obstacle
 from trimtab.balance.plan import Costs, Hardware, ParameterMemory, Schedule
-from trimtab.balance.schedules import obstacle
-from trimtab.balance.stage_costs import Cuts, Problem, Recompute, Shortage, StageCosts
 from trimtab.protocol import Layout
 
 MOST_CHOICES = 2_000_000

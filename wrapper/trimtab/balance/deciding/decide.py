@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from trimtab.balance.candidates import Candidate, candidates
-from trimtab.balance.ledger import Given, Ledger
-from trimtab.balance.situation import Kind, Situation
+from trimtab.balance.deciding.candidates import Candidate, candidates
+from trimtab.balance.deciding.ledger import Given, Ledger
+from trimtab.balance.deciding.situation import Kind, Situation
 from trimtab.protocol import Balance
 
 _OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})

@@ -12,8 +12,8 @@ from math import comb
 
 import numpy as np
 
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Floats, Schedule
-from trimtab.balance.simulate import simulate
 
 Coalition = frozenset[int]
 """Which causes are mended, by their place in the list of causes."""

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.durations import LEAST_STEPS, Durations
+from trimtab.balance.diagnosing.durations import LEAST_STEPS, Durations
+from trimtab.balance.diagnosing.robust import critical, lower_median, mean, median
 from trimtab.balance.plan import Floats
-from trimtab.balance.robust import critical, lower_median, mean, median
 
 NOT_SLOW = -1
 """Instead of the index of a step."""

@@ -11,7 +11,7 @@ t tensor-parallel ranks, e bytes of an element.
 from dataclasses import dataclass
 from enum import StrEnum
 
-from trimtab.balance.accelerators import Accelerator
+from trimtab.balance.model.accelerators import Accelerator
 from trimtab.balance.plan import Costs, ParameterMemory, Part
 from trimtab.protocol import Job
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import combinations, permutations
 
-from trimtab.balance.accelerators import Accelerator
+from trimtab.balance.model.accelerators import Accelerator
 from trimtab.balance.plan import Link
 from trimtab.protocol import Shape
 

@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median_low
 
-from trimtab.balance.links import SlowLink
+from trimtab.balance.diagnosing.links import SlowLink
+from trimtab.balance.diagnosing.robust import lower_median
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.robust import lower_median
 
 INTRINSIC, HARDWARE, DATA, UNKNOWN, NONE = CAUSES = ("intrinsic", "hardware", "data", "unknown", "none")
 

@@ -10,9 +10,9 @@ from bisect import bisect_left
 
 import numpy as np
 
-from trimtab.balance.partition import NoLayout
+from trimtab.balance.layouts.partition import NoLayout
+from trimtab.balance.layouts.stage_costs import Cuts, Problem, StageCosts
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Schedule
-from trimtab.balance.stage_costs import Cuts, Problem, StageCosts
 from trimtab.protocol import Layout
 
 

@@ -5,7 +5,7 @@ Immutable: each event makes a new ledger, so a decision can be worked out again 
 
 from dataclasses import dataclass, field, replace
 
-from trimtab.balance.situation import Fault, Kind
+from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.protocol import Balance
 
 KEPT_PROMISE_RATIO = 0.5

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.balance.layouts.stage_costs import Cuts, StageCosts
 from trimtab.balance.plan import Floats
-from trimtab.balance.stage_costs import Cuts, StageCosts
 
 Rows = npt.NDArray[np.intp]
 ROUNDING = 1e-9

@@ -1,0 +1,1 @@
+"""Why steps take longer than they need."""

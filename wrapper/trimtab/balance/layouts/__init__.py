@@ -1,0 +1,1 @@
+"""Which layers each stage should hold."""

@@ -1,0 +1,1 @@
+"""What a transformer costs on given accelerators, before anything has run."""

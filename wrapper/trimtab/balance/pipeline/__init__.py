@@ -1,0 +1,1 @@
+"""What a plan takes on given hardware: time by simulation, memory in closed form."""
