@@ -252,11 +252,12 @@ class Balance:
     """Most microbatches of a replica that it begins with."""
 
     def __post_init__(self) -> None:
+        if self.window_steps < 4:
+            raise JobError("balance.window_steps", self.window_steps, "must be at least 4: fewer steps bound nothing")
         _positive(
             self,
             "balance",
             "trigger_ratio",
-            "window_steps",
             "trigger_windows",
             "gain_over_cost",
             "orders_per_hour",
