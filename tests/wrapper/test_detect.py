@@ -230,7 +230,7 @@ def test_a_place_that_never_reports_says_nothing():
     assert (found(seconds).windows, found(seconds).ratio, found(seconds).place) == ((), None, None)
 
 
-@pytest.mark.parametrize("window_steps", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("window_steps", [4, 5])
 def test_short_windows_are_judged_by_what_they_can_say(window_steps):
     policy = replace(POLICY, window_steps=window_steps)
     seen = found(made_up_seconds(np.random.default_rng(6), 3000, 4), policy)

@@ -38,6 +38,8 @@ def test_a_whole_number_serves_where_a_number_is_asked_for():
         ({"model": {"layers": 8.0}}, "model.layers = 8.0: must be a whole number, not float"),
         ({"model": {"layers": True}}, "model.layers = true: must be a whole number, not bool"),
         ({"model": {"layers": 0}}, "model.layers = 0: must be above 0"),
+        ({"balance": {"window_steps": 3}}, "balance.window_steps = 3: must be at least 4: fewer steps bound nothing"),
+        ({"balance": {"clear_ratio": 0.2}}, "balance.clear_ratio = 0.2: is above trigger_ratio 0.1"),
         ({"train": {"steps": 5, "warmup_steps": 5}}, "train.warmup_steps = 5: must be below steps 5"),
         (
             {"train": {"precision": "fp8"}},

@@ -38,8 +38,8 @@ def test_stages_that_are_level_name_none():
 
 
 def test_the_imbalance_is_of_the_window():
-    progress = Progress(40, Balance(window_steps=3))
-    for number, compute in enumerate([9.0, 9.0, 1.0, 1.0, 9.0], start=1):
+    progress = Progress(40, Balance(window_steps=4))
+    for number, compute in enumerate([9.0, 9.0, 1.0, 1.0, 9.0, 1.0], start=1):
         line = progress.line(step(1.0, compute, number=number))
     assert line.endswith("imbalance  0.0%")  # one outlier is none
 
