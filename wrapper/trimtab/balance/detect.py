@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trimtab.balance.plan import Floats, Place
-from trimtab.balance.student import student_quantile
+from trimtab.balance.sureness import step_correlations, student_quantile, variance_inflation
 from trimtab.protocol import Balance
 
 WARM_UP_STEPS = 5
@@ -24,7 +24,6 @@ _ERROR_RATIO = 0.05
 """How often a bound may be wrong."""
 _TRIMMED_RATIO = 0.1
 """Share of the steps left out at each end, but at least one: a single outlier never counts."""
-_MOST_CORRELATION = 0.9
 
 
 @dataclass(frozen=True)
@@ -115,20 +114,10 @@ def _trimmed_mean(values: Floats) -> tuple[Floats, Floats, int]:
 
 
 def _inflation(deviations: Floats) -> float:
-    """How many times the variance of a mean is that of independent steps: (1 + r) / (1 - r).
-
-    r is the correlation of a step with the next, over all places, without the bias of its estimate from T steps
-    (Marriott and Pope, 1954, "Bias in the estimation of autocorrelations"); anticorrelation is not made use of.
-    """
-    squares = (deviations**2).sum(axis=0)
-    products = (deviations[1:] * deviations[:-1]).sum(axis=0)
-    varies = squares > 0
-    if not varies.any():
-        return 1.0
-    found = float((products[varies] / squares[varies]).mean())
-    count = len(deviations)
-    correlation = min(max(0.0, (found + 1 / count) / (1 - 3 / count)), _MOST_CORRELATION)
-    return (1 + correlation) / (1 - correlation)
+    """How many times the variance of a mean is that of independent steps, by what the places have in common."""
+    found = step_correlations(deviations)
+    varies = np.isfinite(found)
+    return variance_inflation(float(found[varies].mean())) if varies.any() else 1.0
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ PRESETS: Mapping[str, Mapping[str, int]] = MappingProxyType(
         "405b": _sizes(126, 16384, 128, 8, 53248, 128256, 8192),
     }
 )
-"""The arguments of `Sizes`. Sequences are as long as in pre-training; those of 70b as in NVIDIA's recipe for 8 GPUs."""
+"""The arguments of `Sizes`. Sequences are as long as in pre-training; those of 70b as in fine-tuning."""
 
 SEQUENCES_PER_GPU = 4
-"""Of a global batch that nobody names. NVIDIA's recipes for 70B take 32 sequences on 8 GPUs (NeMo, fine-tuning, 4,096
-tokens each, one a microbatch) and 256 on 64 (Megatron-Bridge, pre-training)."""
+"""Of a global batch that nobody names: a choice, on which a pipeline's bubble hangs; the output says how much."""

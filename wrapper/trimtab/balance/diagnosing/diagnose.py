@@ -6,6 +6,7 @@ from the gain on that an order must bring (`Balance.least_gain_ratio`); what is 
 that would trigger (`Balance.trigger_ratio`), as noise alone costs some percent.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median_low
@@ -146,7 +147,12 @@ def _confidence(costs: Floats, cause: str, scales: _Scales) -> float:
     """From what each cause costs in each step, [4, T]: see Diagnosis."""
     random = np.random.default_rng(0)  # the same figures give the same answer
     steps = costs.shape[1]
-    resampled = costs[:, random.integers(steps, size=(RESAMPLES, steps))].mean(axis=2)
+    # In blocks, as what is noise in one step often lasts into the next (Politis and Romano, 1992, "A circular block
+    # resampling procedure for stationary data").
+    block = round(steps ** (1 / 3))
+    begins = random.integers(steps, size=(RESAMPLES, math.ceil(steps / block), 1))
+    drawn = ((begins + np.arange(block)) % steps).reshape(RESAMPLES, -1)[:, :steps]
+    resampled = costs[:, drawn].mean(axis=2)
     agreeing = float(np.mean([scales.name(each) == cause for each in resampled.T]))
     if cause == NONE:
         return agreeing

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from trimtab.balance.diagnosing.durations import LEAST_STEPS, Durations
 from trimtab.balance.diagnosing.robust import critical, lower_median, mean, median
 from trimtab.balance.plan import Floats
+from trimtab.balance.sureness import MOST_CORRELATION, step_correlations, variance_inflation
 
 NOT_SLOW = -1
 """Instead of the index of a step."""
@@ -214,28 +215,75 @@ def _explained(common: Floats, workload: Floats | None) -> Floats:
     return np.where(known, np.nan_to_num(columns) @ slopes, 0.0).reshape(common.shape)
 
 
+@dataclass(frozen=True)
+class _Onsets:
+    """For each place, [R, S]: since which step it is the slowest, by how much, and how sure that is."""
+
+    step: npt.NDArray[np.intp]
+    slowness: Floats
+    """Mean deviation from its peers since then."""
+    error: Floats
+    lasting: npt.NDArray[np.bool_]
+    """Whether it is beyond chance, and still so at the end."""
+
+
 def _slow_places(apart: Floats, stages: int, least_ratio: float) -> tuple[Floats, npt.NDArray[np.intp], Floats]:
     """[R, S] how much slower than its peers each place is (logarithm), since which step, and the standard error.
 
     `apart` [T, R, C] is what a place's duration deviates by once data is taken out. With one replica the only peers of
-    a place are its own other steps: what became slow is seen, what always was is not. The onset is the likeliest single
-    change of the mean (Hinkley, 1970), the first step unless another one is clearly likelier.
+    a place are its own other steps: what became slow is seen, what always was is not.
     """
     steps, replicas, chunks = apart.shape
     by_stage = mean(apart.reshape(steps, replicas, chunks // stages, stages), 2)  # [T, R, S]
-    peers = by_stage[:, 0] if replicas == 1 else median(by_stage, 0)
-    series = by_stage - lower_median(peers, 0)
-    known = np.isfinite(series)
-    # A change of the mean is one difference between neighbours out of many; the peers' level has its own error.
-    deviation = np.sqrt(np.nan_to_num(mean(np.diff(series, axis=0) ** 2, 0)) / 2)  # [R, S]
-    sigma = np.maximum(np.maximum(deviation, median(deviation.ravel(), 0)), 1e-9) * np.sqrt(1 + np.pi / 2 / replicas)
+    if replicas > 1:
+        level, level_variance = lower_median(median(by_stage, 0), 0), np.pi / 2 / replicas
+    else:  # as it began, or as it mostly is: in units of a mean of all steps, a median of a quarter of them varies so
+        begun = by_stage[: max(LEAST_STEPS, steps // 4), 0]
+        level, level_variance = np.fmin(lower_median(begun, 0), lower_median(by_stage[:, 0], 0)), 4 * np.pi / 2
+    series = by_stage - level
+    squares = np.diff(series, axis=0) ** 2
+    # A change of the mean is one difference between neighbours: the largest counts as the next. The level has an error.
+    next_largest = np.sort(np.where(np.isfinite(squares), squares, 0.0), axis=0)[-2]
+    deviation = np.sqrt(np.nan_to_num(mean(np.minimum(squares, next_largest), 0)) / 2)  # [R, S]
+    sigma = np.maximum(np.maximum(deviation, median(deviation.ravel(), 0)), 1e-9) * np.sqrt(1 + level_variance)
+    found = _onsets(series, sigma)
+    correlation = _correlation(series, found)
+    # Differences between neighbours hide what these have in common: first their variance is the whole one again.
+    found = _onsets(series, sigma * np.sqrt(variance_inflation(correlation) / (1 - correlation)))
+    slow = found.lasting & (found.slowness >= np.log1p(least_ratio))
+    return found.slowness, np.where(slow, found.step, NOT_SLOW), found.error
+
+
+def _onsets(series: Floats, sigma: Floats) -> _Onsets:
+    """Of deviations [T, R, S] whose steps have the standard error `sigma` [R, S].
+
+    The onset is the likeliest single change of the mean (Hinkley, 1970), the first step unless another one is clearly
+    likelier. What has fallen by half or more since is over.
+    """
+    steps = len(series)
     after = np.cumsum(np.nan_to_num(series)[::-1], axis=0)[::-1]
-    count = np.maximum(np.cumsum(known[::-1], axis=0)[::-1], 1)
+    count = np.maximum(np.cumsum(np.isfinite(series)[::-1], axis=0)[::-1], 1)
     surprise = np.maximum(after / np.sqrt(count) / sigma, 0.0)  # [T, R, S]
     surprise[1 - LEAST_STEPS :] = 0.0  # what is new in the last steps may yet go
     least = critical(surprise.size, steps - 1)
     onset = np.where(surprise.max(axis=0) ** 2 - surprise[0] ** 2 > least**2, surprise.argmax(axis=0), 0)
     strongest, total, left = (np.take_along_axis(each, onset[None], 0)[0] for each in (surprise, after, count))
     slowness = total / left
-    slow = (strongest > least) & (slowness >= np.log1p(least_ratio))
-    return slowness, np.where(slow, onset, NOT_SLOW), sigma / np.sqrt(left)
+    tail = after / count  # [T, R, S] the mean from each step on
+    with np.errstate(divide="ignore", invalid="ignore"):
+        fall = (slowness - tail) / (sigma * np.sqrt(1 / count - 1 / left))
+    later = np.arange(steps)[:, None, None]
+    over = (later > onset) & (later <= steps - LEAST_STEPS) & (tail < slowness / 2) & (fall > least)
+    return _Onsets(onset, slowness, sigma / np.sqrt(left), (strongest > least) & ~over.any(axis=0))
+
+
+def _correlation(series: Floats, found: _Onsets) -> float:
+    """Of a step's noise with the next one's, in the typical place; its change at the onset is no noise."""
+    steps = len(series)
+    if steps <= LEAST_STEPS:
+        return 0.0
+    since = np.arange(steps)[:, None, None] >= found.step
+    level = np.where(since, mean(np.where(since, series, np.nan), 0), mean(np.where(since, np.nan, series), 0))
+    deviations = np.nan_to_num(series - level).reshape(steps, -1)
+    found_correlation = float(lower_median(step_correlations(deviations), 0))
+    return min(max(0.0, found_correlation), MOST_CORRELATION) if np.isfinite(found_correlation) else 0.0

@@ -5,7 +5,7 @@ from statistics import NormalDist
 import numpy as np
 
 from trimtab.balance.plan import Floats
-from trimtab.balance.student import student_quantile
+from trimtab.balance.sureness import student_quantile
 
 FALSE_ALARM_RATIO = 0.01
 """How often, at most, noise alone is taken for a finding, over all looks at once (Bonferroni)."""

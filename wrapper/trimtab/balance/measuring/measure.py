@@ -65,7 +65,7 @@ def measure(
     stages = [measure_stage(good, work, stage, replicas) for stage in np.unique(good.stage).tolist()]
     probes = _speeds_by_probe(stages, probe_seconds or {})
     parts = measure_parts(stages, layouts, _ratios(prior, layers), probes)
-    with np.errstate(divide="ignore"):  # a part held at 0
+    with np.errstate(divide="ignore", invalid="ignore"):  # a part held at 0
         error_ratio = parts.errors / parts.seconds
     assumed = {group[0] for group in parts.groups if len(group) == 1}
     lone = any(stages[index].replicas == 1 for group in parts.groups for index in group)
