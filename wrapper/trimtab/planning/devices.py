@@ -8,22 +8,31 @@ import numpy as np
 from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
 from trimtab_slurm.contents import DeviceProfile, Profile, TrainingProfile
 
-GIB_80_BYTES = 60 * 2**30
-"""Above this, a model that is sold with 40 and with 80 GB is the larger one."""
+MODELS = {
+    "A100-SXM4-40GB": "a100-40",
+    "A100-SXM4-80GB": "a100-80",
+    "H100 80GB HBM3": "h100",
+    "H200": "h200",
+    "B200": "b200",
+    "Instinct MI300X": "mi300x",
+    "Instinct MI300X OAM": "mi300x",
+}
+"""What drivers call the accelerators that are known, after the vendor's name. Sisters of these (PCIe, NVL, GH200) have
+other clocks, memory and links, and are not known."""
 
 
 def accelerator_of(devices: Iterable[DeviceProfile]) -> Accelerator | None:
-    """What the first of them is; None: none is known by its model's name."""
-    for device in devices:
-        model = device.model.upper().replace(" ", "").replace("-", "")
-        if device.kind == "cpu":
-            return ACCELERATORS["cpu"]
-        if "A100" in model:
-            return ACCELERATORS["a100-80" if _total_bytes(device) > GIB_80_BYTES else "a100-40"]
-        for name in ("h100", "h200", "b200", "mi300x"):
-            if name.upper() in model:
-                return ACCELERATORS[name]
-    return None
+    """What all of them are; None: that is not known, or they are not alike. A slice of a GPU is none of them."""
+    found = {_name_of(device) for device in devices}
+    name = found.pop() if len(found) == 1 else None
+    return ACCELERATORS[name] if name else None
+
+
+def _name_of(device: DeviceProfile) -> str | None:
+    if device.kind == "cpu":
+        return "cpu"
+    model = device.model.removeprefix("NVIDIA ").removeprefix("AMD ")
+    return MODELS.get(model) if device.kind == "gpu" else None
 
 
 def memory_bytes(profile: Profile, training: TrainingProfile) -> tuple[float, ...]:
