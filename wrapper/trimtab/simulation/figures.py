@@ -26,7 +26,7 @@ def as_json(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Out
         "chosen": outcome_figures(comparison, chosen),
         "other": outcome_figures(comparison, other) if other else None,
         "speedup_ratio": static.estimate.step_seconds / chosen.estimate.step_seconds,
-        "assumptions": assumptions(comparison),
+        "assumptions": assumptions(comparison.appraiser),
         "needed": {
             "stage_efficiency_ratio": LEAST_STAGE_EFFICIENCY,
             "bubble_ratio": MOST_BUBBLE,

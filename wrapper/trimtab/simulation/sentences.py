@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from trimtab.balance.deciding.search import Outcome
+from trimtab.balance.deciding.search import Appraiser, Outcome
 from trimtab.balance.model.transformer import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
@@ -22,11 +22,11 @@ _STATES = {
 }
 
 
-def assumptions(comparison: Comparison) -> list[str]:
-    """All that is taken for granted."""
-    question, accelerator = comparison.question, comparison.question.cluster.accelerator
-    share, training = accelerator.achievable, comparison.training
-    speeds = ", ".join(f"stage {stage}: {speed:g}" for stage, speed in sorted(question.speeds.items()))
+def assumptions(appraiser: Appraiser) -> list[str]:
+    """All that what it works out takes for granted."""
+    accelerator, training = appraiser.cluster.accelerator, appraiser.training
+    share = accelerator.achievable
+    speeds = ", ".join(f"stage {stage}: {speed:g}" for stage, speed in sorted(appraiser.speeds.items()))
     return [
         f"{accelerator.name}: {accelerator.flops_per_second / 1e12:,.1f} TFLOP/s in dense bf16, "
         f"{accelerator.memory_bytes / 1e9:,.0f} GB at {accelerator.memory_bytes_per_second / 1e9:,.0f} GB/s, links of "
@@ -39,7 +39,8 @@ def assumptions(comparison: Comparison) -> list[str]:
         "cross entropy in fp32, as Megatron-core has it without fusion: "
         f"{CROSS_ENTROPY_FORWARD_BYTES + CROSS_ENTROPY_BACKWARD_BYTES} bytes of memory traffic a logit",
         "each microbatch adds its gradients to the fp32 sums in a pass of its own",
-        "tensor-parallel ranks are in one node, with sequence parallelism, and nothing hides what they exchange",
+        f"tensor-parallel ranks are in one node, {'with' if training.sequence_parallel else 'without'} sequence "
+        "parallelism, and nothing hides what they exchange",
         f"optimizer state ({training.optimizer}): {_STATES[training.optimizer]}; shared by replicas",
         "all sequences are full, and all GPUs equally fast" + (f", but {speeds} of that" if speeds else ""),
         "kernel launches are free: many small chunks look better than they are",

@@ -51,7 +51,7 @@ def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
         aims = f"a stage efficiency of {LEAST_STAGE_EFFICIENCY:.0%} and a bubble below {MOST_BUBBLE:.0%}"
         yield from _section(f"What it takes for {aims}", [_needs(needs)])
     yield from _section("Where it fails", map(bullet, fails_where(comparison, needs, statics)))
-    yield from _section("Assumptions", map(bullet, assumptions(comparison)))
+    yield from _section("Assumptions", map(bullet, assumptions(comparison.appraiser)))
 
 
 def _section(title: str, parts: Iterator[Table] | Sequence[Table]) -> Iterator[RenderableType]:
