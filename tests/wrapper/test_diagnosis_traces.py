@@ -191,7 +191,7 @@ def test_what_is_no_trace_is_refused(tmp_path):
     assert "2 steps: at least 3" in refused(tmp_path, two_steps)
     last = table().filter(pa.array(table()["stage"].to_numpy() == 1))
     assert "no forward duration of chunk 0 on any replica" in refused(tmp_path, last)
-    with pytest.raises(TraceError, match=r"nowhere.parquet: cannot be read as Parquet"):
+    with pytest.raises(TraceError, match=r"nowhere.parquet: does not exist"):
         load(tmp_path / "nowhere.parquet", written(tmp_path, table())[1])
 
 

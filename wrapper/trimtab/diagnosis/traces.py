@@ -88,8 +88,11 @@ def _rows(file: Path) -> _Rows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not file.is_file():  # a directory would be read as a dataset
+        raise TraceError(f"{file}: {'is no regular file' if file.exists() else 'does not exist'}")
     try:
-        table = pq.read_table(file)
+        with file.open("rb") as source:
+            table = pq.read_table(source)
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{file}: cannot be read as Parquet: {error}") from error
     if not table.num_rows:
