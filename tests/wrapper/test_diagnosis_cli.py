@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -147,9 +149,24 @@ def test_people_get_a_few_lines_without_what_a_hostile_name_could_do(stored, pro
     assert result.exit_code == 0
     assert "\x1b" not in result.output
     lines = result.output.splitlines()
-    assert lines[0].startswith("Cause: hardware (confidence ")
-    assert lines[1] == "Where: stage 0 of replica 2 (ranks 4, 5), on n3"
+    assert lines[0].startswith("Cause     hardware (confidence ")
+    assert lines[1] == "Where     stage 0 of replica 2 (ranks 4, 5), on n3"
     assert "  - stage 0 of replica 2 takes 30.0% longer than the same stage of the other replicas" in result.output
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_no_line_is_longer_than_the_terminal(stored, profiles, monkeypatch, columns):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = CliRunner().invoke(main, ["diagnose", str(stored(profiles.make(data=4, slow=(2, 0, 1.3))))], color=True)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", result.stdout).splitlines()
+    assert max(map(len, lines)) == columns  # the longest is broken there
+    assert all(line.startswith(("  - ", "    ")) for line in lines[lines.index("Evidence") + 1 :])
+
+
+def test_a_single_rank_is_a_rank(stored, profiles):
+    file = stored(profiles.make(tensor=1, data=4, slow=(2, 0, 1.3), head_seconds=0.0))
+    assert "(rank 2)" in CliRunner().invoke(main, ["diagnose", str(file)]).stdout
 
 
 def test_a_job_id_is_found_as_the_report_finds_it(tmp_path, profile):
@@ -169,6 +186,16 @@ def test_what_cannot_be_diagnosed_is_refused(stored, tmp_path, profile, profiles
     assert str(no_profile) in refused(no_profile)
     trace = tmp_path / "trace.parquet"
     assert f"{trace}: a trace needs its sizes: pass --meta META.yaml" in refused(trace)
+
+
+def test_only_a_regular_file_is_read_as_a_trace(tmp_path):
+    pytest.importorskip("pyarrow")
+    meta, pipe = tmp_path / "meta.yaml", tmp_path / "pipe.parquet"
+    meta.write_text("dp_size: 1\npp_size: 1\nvpp_size: 1\ntp_size: 1\nworld_size: 1\n")
+    os.mkfifo(pipe)
+    assert f"{tmp_path}: is no regular file" in refused(tmp_path, "--meta", meta)
+    assert f"{pipe}: is no regular file" in refused(pipe, "--meta", meta)
+    assert f"{tmp_path}/none.parquet: does not exist" in refused(tmp_path / "none.parquet", "--meta", meta)
 
 
 @pytest.mark.parametrize("module", ["pyarrow", "yaml"])

@@ -1,5 +1,6 @@
 """`trimtab diagnose`."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -18,7 +19,7 @@ def diagnose(target: str, as_json: bool, meta: Path | None, attempt: str | None,
 
     TARGET is a job id, the HDF5 file of an attempt, or, with --meta, a trace in Parquet: one row an operation.
     """
-    from trimtab.diagnosis import answer
+    from trimtab.diagnosis import answer, terminal
     from trimtab.diagnosis.traces import TraceError
     from trimtab.report.find import ReportError, load
 
@@ -39,5 +40,4 @@ def diagnose(target: str, as_json: bool, meta: Path | None, attempt: str | None,
     if as_json:
         click.echo(answer.to_json(found))
     else:
-        for line in answer.to_text(found):
-            click.echo(line)
+        terminal.show(found, sys.stdout)

@@ -11,7 +11,7 @@ from trimtab.balance.diagnosing.findings import HARDWARE, Diagnosis, Evidence
 from trimtab.balance.plan import Place
 from trimtab.diagnosis import profiles, readings, traces
 from trimtab.report.find import Recorded
-from trimtab.wording import listed, milliseconds, percent, plain
+from trimtab.wording import listed
 
 
 class DiagnosisError(Exception):
@@ -120,30 +120,3 @@ def to_json(answer: Answer) -> str:
         "within_replica_ratio": found.within_replica_ratio,
     }
     return json.dumps(values, indent=2, allow_nan=False)
-
-
-def to_text(answer: Answer) -> Iterator[str]:
-    """Lines for people."""
-    found = answer.diagnosis
-    second = f", then {found.secondary}" if found.secondary else ""
-    yield f"Cause: {found.cause}{second} (confidence {found.confidence:.2f})"
-    if found.places:
-        yield f"Where: {_where(answer)}"
-    yield (
-        f"Step:  {milliseconds(found.step_seconds)} ms, {found.slowdown_ratio:.2f} times the ideal "
-        f"{milliseconds(found.ideal_seconds)} ms (both simulated)"
-    )
-    if any(found.shares.values()):
-        shares = sorted(found.shares.items(), key=lambda item: -item[1])
-        yield f"Of the slowdown: {', '.join(f'{name} {percent(share)}' for name, share in shares if share >= 0.0005)}"
-    yield "Evidence:"
-    for each in found.evidence:
-        yield f"  - {plain(each.text)}"
-
-
-def _where(answer: Answer) -> str:
-    found = answer.diagnosis
-    stages = listed([f"stage {stage} of replica {replica}" for replica, stage in found.places])
-    ranks = listed([str(rank) for rank in answer.ranks], 32)
-    nodes = f", on {listed([plain(node) for node in answer.nodes])}" if answer.nodes else ""
-    return f"{stages} (ranks {ranks}){nodes}"

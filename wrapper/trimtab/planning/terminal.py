@@ -23,13 +23,13 @@ VERDICT_STYLES = {Verdict.CHOSEN: "bold green", Verdict.WORTH: "green", Verdict.
 
 def show(answer: Answer, output: TextIO) -> None:
     """Print what was found, what was considered, and what to do."""
-    console = console_of(output)
-    for part in _parts(answer):
-        console.print(part)
-    for line in answer.job_lines:
-        console.print(Text(f"      {plain(line, 4000)}"), soft_wrap=True)  # to be copied: never broken
-    for part in _assumptions(answer.case):
-        console.print(part)
+    with console_of(output) as console:
+        for part in _parts(answer):
+            console.print(part)
+        for line in answer.job_lines:
+            console.print(Text(f"      {plain(line, 4000)}"), soft_wrap=True)  # to be copied: never broken
+        for part in _assumptions(answer.case):
+            console.print(part)
 
 
 def _parts(answer: Answer) -> Iterator[RenderableType]:
