@@ -18,6 +18,9 @@ from trimtab.protocol import Layout
 
 __all__ = ["Measured", "Samples", "costs_of", "measure", "samples_of"]
 
+_BY_DEFINITION = 1e-9
+"""Of a speed, an error that is rounding alone: the speed is 1 because the others are beside it."""
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -34,7 +37,7 @@ class Measured:
     speeds: Floats
     """[R, S] NaN: the place has no usable report under the newest layout."""
     speed_error_ratio: Floats
-    """[R, S] Relative standard error; NaN: assumed, or too few steps to tell."""
+    """[R, S] Relative standard error; NaN: assumed, as what others are measured beside is, or too few steps to tell."""
     tokens: float
     """Of one microbatch of the typical workload; NaN where reports have none."""
     squared_lengths: float
@@ -75,6 +78,7 @@ def measure(
         speeds[:, stage.stage] = np.exp(stage.log_speeds + parts.log_speeds[index])
         if stage.replicas > 1 or index not in assumed:
             errors[:, stage.stage] = np.sqrt(stage.speed_variances + parts.speed_variances[index])
+    errors[errors < _BY_DEFINITION] = np.nan
     return Measured(
         forward_seconds=parts.seconds[0],
         backward_seconds=parts.seconds[1],

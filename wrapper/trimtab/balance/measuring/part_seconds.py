@@ -157,14 +157,20 @@ class _Equations:
         return answer, tuple(opened), change < _NEARLY_SETTLED
 
     def variances(self, slopes: Floats) -> Floats:
-        """[unknowns] from their slopes [unknowns, dependent] by the samples and probes."""
-        total, first = np.zeros(len(slopes)), 0
+        """[unknowns] from their slopes [unknowns, dependent] by the samples and probes.
+
+        If stages err each for itself, or if in a step all err together: the larger.
+        """
+        steps = np.unique(np.concatenate([stage.steps for stage in self.stages]))
+        total, by_step, first = np.zeros(len(slopes)), np.zeros((len(steps), len(slopes))), 0
         for stage in self.stages:
             own = slopes[:, first : first + len(stage.covariance)]
             touched = np.abs(own).max(axis=1) > _SETTLED
             total[touched] += np.einsum("ij,jk,ik->i", own[touched], stage.covariance, own[touched])
+            by_step[np.ix_(np.isin(steps, stage.steps), touched)] += stage.influences @ own[touched].T
             first += len(stage.covariance)
-        return np.asarray(total + (slopes[:, first:] ** 2).sum(axis=1) * PROBE_ERROR**2)
+        of_samples = np.maximum(total, (by_step**2).sum(axis=0))
+        return np.asarray(of_samples + (slopes[:, first:] ** 2).sum(axis=1) * PROBE_ERROR**2)
 
     def _unit(self) -> Floats:
         """[2] About the seconds of a layer."""

@@ -30,8 +30,11 @@ class Fit:
     """[p]"""
     independent: Floats
     """[p, p] Covariance if samples err each for itself (Huber 1981, 7.6)."""
-    clustered: Floats
-    """[p, p] Covariance if samples of a cluster err together (Liang and Zeger 1986)."""
+    clusters: Floats
+    """[c] Their names, ascending."""
+    influences: Floats
+    """[c, p] What each cluster moves the values by: the products' sum is their covariance if samples of a cluster err
+    together (Liang and Zeger 1986)."""
 
     def covariance(self, contrasts: Floats) -> Floats:
         """[m, m] of contrasts [m, p] @ values: of either covariance the larger variances, and the independent's
@@ -39,10 +42,11 @@ class Fit:
 
         The independent one is blind to errors in common, the clustered to those of what few clusters tell of.
         """
-        independent, clustered = (contrasts @ each @ contrasts.T for each in (self.independent, self.clustered))
+        independent = contrasts @ self.independent @ contrasts.T
+        clustered = ((self.influences @ contrasts.T) ** 2).sum(axis=0)
         variances = np.maximum(np.diagonal(independent), np.finfo(float).tiny)
-        growth = np.sqrt(np.maximum(1.0, np.diagonal(clustered) / variances))
-        return growth[:, None] * independent * growth
+        growth = np.sqrt(np.maximum(1.0, clustered / variances))
+        return np.asarray(growth[:, None] * independent * growth)
 
 
 def fit_robust(predict: Prediction, observed: Floats, start: Floats, clusters: Floats) -> Fit:
@@ -62,7 +66,7 @@ def fit_robust(predict: Prediction, observed: Floats, start: Floats, clusters: F
             if np.abs(step).max() < _NOTHING:
                 break
     predicted, slopes = predict(values)
-    return Fit(values, *_covariances(observed - predicted, slopes, clusters))
+    return _fit(values, observed - predicted, slopes, clusters)
 
 
 def _scale(residuals: Floats, parameters: int) -> float:
@@ -79,25 +83,24 @@ def _tukey(units: Floats) -> Floats:
     return np.maximum(1 - (units / TUKEY) ** 2, 0.0) ** 2
 
 
-def _covariances(residuals: Floats, slopes: Floats, clusters: Floats) -> tuple[Floats, Floats]:
+def _fit(values: Floats, residuals: Floats, slopes: Floats, clusters: Floats) -> Fit:
     samples, parameters = slopes.shape
     freedom = samples - int(np.linalg.matrix_rank(slopes))
+    names, members = np.unique(clusters, return_inverse=True)
     if freedom < 3:
-        unknown = np.full((parameters, parameters), np.nan)
-        return unknown, unknown
+        return Fit(values, np.full((parameters, parameters), np.nan), names, np.full((len(names), parameters), np.nan))
     units = residuals / _scale(residuals, parameters)
     scores = residuals * _tukey(units)  # Tukey's psi; the sensitivity is the mean of its derivative
     inside = (units / TUKEY) ** 2
     sensitivity = float(np.mean(np.where(inside < 1, (1 - inside) * (1 - 5 * inside), 0.0)))
     bread = np.linalg.pinv(slopes.T @ slopes, rcond=_LEAST_SHARE, hermitian=True) / max(sensitivity, _LEAST_SENSITIVITY)
-    inverse = bread @ (slopes.T @ slopes) @ bread
-    names, members = np.unique(clusters, return_inverse=True)
+    independent = bread @ (slopes.T @ slopes) @ bread * float(scores @ scores) / freedom
     sums = np.zeros((len(names), parameters))
     np.add.at(sums, members, slopes * scores[:, None])
     small = len(names) / max(1, len(names) - 1)
     # Student's t of a few degrees of freedom strays further than the normal; its variance is this much larger.
     student = freedom / (freedom - 2)
-    return inverse * float(scores @ scores) / freedom * student, bread @ (sums.T @ sums) @ bread * small * student
+    return Fit(values, independent * student, names, sums @ bread * np.sqrt(small * student))
 
 
 class OrderedLeastSquares:

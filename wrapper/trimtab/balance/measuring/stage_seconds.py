@@ -80,6 +80,10 @@ class StageSeconds:
     """[2K] Forward and backward under each, on the typical replica."""
     covariance: Floats
     """[2K, 2K]"""
+    steps: Floats
+    """[T] Measured, ascending."""
+    influences: Floats
+    """[T, 2K] What each step moves the seconds by: noise of a step is often that of other stages, too."""
     log_speeds: Floats
     """[R] Beside the typical replica; NaN where absent."""
     speed_variances: Floats
@@ -131,6 +135,8 @@ def measure_stage(samples: Samples, work: Workload, stage: int, replicas: int) -
         layouts=tuple(layouts.tolist()),
         log_seconds=values[: cells.shape[1]],
         covariance=covariance[: cells.shape[1], : cells.shape[1]],
+        steps=fit.clusters,
+        influences=fit.influences @ contrasts[: cells.shape[1]].T,
         log_speeds=log_speeds,
         speed_variances=variances,
         lengths_open=not varies and float(np.ptp(excess)) > _VARIED,
