@@ -50,6 +50,17 @@ def changed(durations, change):
     )
 
 
+def slowed(durations, factor):
+    """The same, stage 1 of the last replica taking `factor` [T] times as long."""
+
+    def slower(seconds):
+        other = seconds.copy()
+        other[:, -1, 1] *= factor[:, None]
+        return other
+
+    return changed(durations, slower)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_level_job_has_no_cause(shape):
     found = diagnose(level(np.random.default_rng(1), shape))
@@ -137,6 +148,39 @@ def test_what_became_slow_is_hardware_since_then(replicas):
     assert (found.cause, found.places) == ("hardware", ((replicas - 1, 1),))
     assert found.slow_places[0].since_step == 12
     assert "since step 12" in found.evidence[0].text
+
+
+@pytest.mark.parametrize("since", [3, 8, 15])
+def test_of_one_replica_what_became_slow_is_hardware_however_long_ago(since):
+    for seed in range(5):
+        later = np.where(np.arange(20) >= since, 1.3, 1.0)
+        found = diagnose(slowed(level(np.random.default_rng(seed), Shape(1, 4)), later))
+        assert (found.cause, found.places) == ("hardware", ((0, 1),))
+        assert found.slow_places[0].since_step == since
+
+
+@pytest.mark.parametrize(
+    ("replicas", "steps", "slow"), [(4, 20, 10), (4, 20, 18), (4, 200, 20), (1, 20, 10), (1, 200, 20)]
+)
+def test_a_fault_that_is_over_is_not_called_hardware(replicas, steps, slow):
+    for seed in range(5):
+        durations = level(np.random.default_rng(seed), Shape(replicas, 4, steps=steps))
+        found = diagnose(slowed(durations, np.where(np.arange(steps) < slow, 1.3, 1.0)))
+        assert found.cause != "hardware"
+        assert found.slow_places == ()
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_noise_that_lasts_into_the_next_steps_is_not_called_hardware(replicas):
+    for seed in range(10):
+        random = np.random.default_rng(seed)
+        noise = random.standard_normal((60, replicas, 4))
+        for step in range(1, 60):  # a correlation of 0.8 with the step before, a deviation of 1
+            noise[step] = 0.8 * noise[step - 1] + 0.6 * noise[step]
+        lasting = np.exp(0.02 * noise)[..., None]
+        found = diagnose(changed(level(random, Shape(replicas, 4, steps=60)), lambda seconds, by=lasting: seconds * by))
+        assert found.cause != "hardware"
+        assert found.slow_places == ()
 
 
 def test_with_one_replica_only_a_measure_of_the_devices_tells_hardware_from_layers():
