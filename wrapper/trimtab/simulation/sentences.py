@@ -1,9 +1,10 @@
 """What the figures rest on, and where they end, in sentences with their numbers."""
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from trimtab.balance.deciding.search import Appraiser, Outcome
+from trimtab.balance.deciding.search import Appraiser, Outcome, Training
 from trimtab.balance.model.transformer import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
@@ -22,14 +23,21 @@ _STATES = {
 }
 
 
+def _state(training: Training) -> str:
+    return "weights, gradients and both moments fp32" if training.precision == "fp32" else _STATES[training.optimizer]
+
+
 def assumptions(appraiser: Appraiser) -> list[str]:
     """All that what it works out takes for granted."""
     accelerator, training = appraiser.cluster.accelerator, appraiser.training
     share = accelerator.achievable
     speeds = ", ".join(f"stage {stage}: {speed:g}" for stage, speed in sorted(appraiser.speeds.items()))
+    arithmetic, memory = "bf16", f"{accelerator.memory_bytes / 1e9:,.0f} GB"
+    if math.isinf(accelerator.memory_bytes):  # a CPU: its memory is not counted, and it computes in fp32
+        arithmetic, memory = "fp32", "memory"
     return [
-        f"{accelerator.name}: {accelerator.flops_per_second / 1e12:,.1f} TFLOP/s in dense bf16, "
-        f"{accelerator.memory_bytes / 1e9:,.0f} GB at {accelerator.memory_bytes_per_second / 1e9:,.0f} GB/s, links of "
+        f"{accelerator.name}: {accelerator.flops_per_second / 1e12:,g} TFLOP/s in dense {arithmetic}, {memory} "
+        f"at {accelerator.memory_bytes_per_second / 1e9:,.0f} GB/s, links of "
         f"{accelerator.peer_bytes_per_second / 1e9:,.0f} GB/s in a node and "
         f"{accelerator.network_bytes_per_second / 1e9:,.0f} GB/s between nodes, one way ({accelerator.source})",
         f"of these peaks, matrix products reach {share.matmul_ratio:.0%}, fused attention {share.attention_ratio:.0%}, "
@@ -41,7 +49,8 @@ def assumptions(appraiser: Appraiser) -> list[str]:
         "each microbatch adds its gradients to the fp32 sums in a pass of its own",
         f"tensor-parallel ranks are in one node, {'with' if training.sequence_parallel else 'without'} sequence "
         "parallelism, and nothing hides what they exchange",
-        f"optimizer state ({training.optimizer}): {_STATES[training.optimizer]}; shared by replicas",
+        f"optimizer state ({training.optimizer}): {_state(training)}; "
+        f"{'shared by replicas' if training.distributed_optimizer else 'whole on each replica'}",
         "all sequences are full, and all GPUs equally fast" + (f", but {speeds} of that" if speeds else ""),
         "kernel launches are free: many small chunks look better than they are",
         "not counted as memory: what CUDA, NCCL and the allocator's fragments take, for which there are the 7 % that a "
