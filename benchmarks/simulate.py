@@ -29,7 +29,7 @@ import numpy as np
 
 from trimtab import sandbox
 from trimtab.balance.measuring.measure import costs_of, measure, samples_of
-from trimtab.balance.pipeline.calibrate import overheads_seconds
+from trimtab.balance.pipeline.calibrate import overheads_seconds, stages_at_once
 from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan, Schedule
@@ -194,7 +194,7 @@ def calibrate(run: Run) -> Model:
     hardware = Hardware(measured.speeds, (np.inf,) * STAGES, ())
     if run.tensor * STAGES > (os.cpu_count() or 1):
         # Ranks that share cores wait for each other's turn, microbatch by microbatch: that grows with the compute.
-        hardware = replace(hardware, stages_at_once=float(np.median((forward + backward).sum(axis=(1, 2)) / step)))
+        hardware = replace(hardware, stages_at_once=stages_at_once(step.tolist(), forward, backward))
     else:
         beside = overheads_seconds(step.tolist(), forward, backward, run.plan, hardware)
         hardware = replace(hardware, overhead_seconds=float(np.median(beside)))

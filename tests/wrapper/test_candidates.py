@@ -267,7 +267,7 @@ def test_another_shape_brings_the_ratio_of_what_both_are_worked_out_to_take():
     ("fields", "obstacle"),
     [
         ({"shapes": None}, "what another shape would cost is not known"),
-        ({"shapes": Shapes(NOW, None)}, "no shape fits the devices' memory"),
+        ({"shapes": Shapes(NOW, None)}, "no shape on these GPUs fits into their memory"),
         ({"shapes": Shapes(NOW, NOW)}, "of all shapes, TP1 x PP2 x DP1 is the fastest"),
         (
             {"shapes": Shapes(NOW, outcome(4, Layout((2, 2, 2, 2), 4), 3.0, (1, 0, 0, 0))), "recomputes": False},

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.deciding.candidates import Candidate
+from trimtab.balance.deciding.candidates import Candidate, Room
 from trimtab.balance.deciding.decide import REMEDIES, Verdict, asks, decide, weigh
 from trimtab.balance.deciding.ledger import Given, Ledger
 from trimtab.balance.deciding.situation import Fault, Kind, Situation, Toll
@@ -313,3 +313,65 @@ def test_what_was_given_is_kept_with_its_promise():
     state = situation(now_seconds=50.0)
     order = weigh(every(candidate(Kind.LAYERS)), state, POLICY, Ledger()).given(state)
     assert order == Given(50.0, Kind.LAYERS, Fault("intrinsic"), 2.0, 0.1)
+
+
+NOT_SURE = {"fault": Fault("hardware"), "confidence": 0.59}
+
+
+def test_an_order_is_not_given_against_a_cause_that_is_not_sure():
+    found = every(candidate(Kind.LAYERS))
+    decision = weigh(found, situation(**NOT_SURE), POLICY, Ledger())
+    assert decision.order is None
+    assert verdict(decision, Kind.LAYERS) is Verdict.UNSURE
+    assert decision.reason == "move layers: the cause is not sure (59%)"
+    assert weigh(found, situation(**NOT_SURE | {"confidence": 0.6}), POLICY, Ledger()).order is not None
+
+
+def test_a_suggestion_for_the_next_run_says_that_the_cause_is_not_sure():
+    decision = weigh(every(candidate(Kind.LAYERS)), situation(**NOT_SURE, live=False), POLICY, Ledger())
+    assert decision.order.kind is Kind.LAYERS
+    assert decision.reason.startswith("the cause is not sure (59%): move layers: saves ")
+
+
+@pytest.mark.parametrize(
+    ("found", "fields", "reason"),
+    [
+        ([candidate(Kind.LAYERS, 0.01, 0.0)], {}, "move layers: saves less than 2% of a step"),
+        ([], {}, "there is nothing else that is possible"),
+        ([], {"unsplit": "so it is"}, "the layers cannot be moved: so it is"),
+        ([candidate(Kind.LAYERS)], {"seconds_left": 0.0}, "no step is left that could be faster"),
+        ([candidate(Kind.LAYERS, doubt="who knows")], {}, "move layers: who knows"),
+    ],
+)
+def test_why_nothing_is_changed(found, fields, reason):
+    decision = weigh(every(*found), situation(**fields), POLICY, Ledger())
+    assert decision.order is None
+    assert decision.reason == reason
+
+
+TOO_LARGE = candidate(Kind.NOTHING, fits=False, room=Room(1, 90 * 2**30, 80 * 2**30))
+
+
+def test_of_a_plan_that_has_not_run_and_does_not_fit_whatever_fits_is_better():
+    found = every(TOO_LARGE, candidate(Kind.LAYERS, -0.1, 0.0))
+    decision = weigh(found, situation(step_seconds=None), POLICY, Ledger())
+    assert decision.order.kind is Kind.LAYERS
+    assert decision.order.reason == "fits into memory, which the current plan does not"
+    assert verdict(decision, Kind.NOTHING) is Verdict.NO_ROOM
+
+
+def test_a_plan_that_cannot_run_is_not_chosen():
+    decision = weigh(every(TOO_LARGE), situation(step_seconds=None), POLICY, Ledger())
+    assert verdict(decision, Kind.NOTHING) is Verdict.NO_ROOM
+    assert decision.reason.startswith("does not fit: stage 1 needs 90.0 of 80.0 GiB; ")
+    # One that was measured did run, whatever is predicted.
+    assert verdict(weigh(every(TOO_LARGE), situation(), POLICY, Ledger()), Kind.NOTHING) is Verdict.CHOSEN
+
+
+@pytest.mark.parametrize(
+    ("seconds_left", "words"),
+    [(3600.0, "saves 360 s of 3,600 s"), (0.5, "saves 50.0 ms of 500 ms"), (5e-5, "saves 5.0 µs of 50.0 µs")],
+)
+def test_what_is_saved_is_told_in_a_unit_that_can_be_read(seconds_left, words):
+    decision = weigh(every(candidate(Kind.LAYERS, 0.1, 0.0)), situation(seconds_left=seconds_left), POLICY, Ledger())
+    assert decision.order.reason == f"{words}, at no cost"

@@ -55,6 +55,8 @@ def test_a_job_file_is_planned_before_it_has_run(tmp_path):
         (["job.toml", "--nodes", "3"], "needs a multiple of 4 ranks, but the allocation gives 3"),
         (["job.toml", "--attempt", "1"], "--attempt and --profiles go with a job that has run, not with a job file"),
         (["42", "--nodes", "2"], "--nodes, --gpus-per-node and --gpu go with a job file, not with a job that has run"),
+        ([""], "no target: name a job id, the HDF5 file of an attempt, or a job.toml"),
+        (["trace.parquet"], "trimtab diagnose trace.parquet --meta META.yaml"),
         (["42", "--attempt", "all"], "--attempt all: a plan is made for one attempt; name its number"),
     ],
 )

@@ -32,6 +32,10 @@ def case(tmp_path):
     return of
 
 
+PROBES = {"step": np.full(4, 6), "rank": np.arange(4), "seconds": np.full(4, 0.01)}
+"""All devices are equally fast."""
+
+
 def considered(found, kind):
     return next(one for one in found.decision.considered if one.kind is kind)
 
@@ -114,7 +118,8 @@ def test_an_attempt_that_has_ended_changes_for_free_and_counts_as_a_whole_run(ca
 
 
 def test_an_attempt_that_runs_pays_for_changes_and_counts_to_its_last_step(case, profiles):
-    running = profiles.make(exit_code=-1)
+    running = profiles.change(profiles.make(exit_code=-1), training={"probes": PROBES})
+    running = dataclasses.replace(running, nodes=running.nodes[:1])
     job = json.loads(running.training.attributes["job"])
     job["train"]["steps"] = 1030
     found = case(profiles.change(running, attributes={"job": json.dumps(job)}))
@@ -143,6 +148,7 @@ def test_a_provider_s_own_model_keeps_its_layers(case, profiles):
     assert considered(found, Kind.LAYERS).reason.startswith("the model is the provider's own")
     assert considered(found, Kind.REQUEUE).reason == "what another shape would cost is not known"
     assert found.decision.order is None
+    assert found.decision.reason.startswith("the layers cannot be moved: the model is the provider's own")
 
 
 def with_gpus(profile, total_bytes=80 * 2**30, model="NVIDIA H100 80GB HBM3"):
@@ -245,7 +251,13 @@ def test_a_job_that_does_not_fit_is_told(case):
     job = dataclasses.replace(JOB, model=model, parallel=Parallel(2, 4))
     found = answer(from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h100"))
     assert found.decision.order is None
-    assert found.decision.reason == "as it is a stage needs more memory than it has, and nothing that fits is faster"
+    assert re.fullmatch(
+        r"Does not fit: stage 0 needs 1\d\d\.\d of 74\.5 GiB; no shape on these GPUs fits; take more GPUs, or GPUs "
+        r"with more memory\.",
+        found.sentence,
+    )
+    assert considered(found, Kind.NOTHING).verdict is Verdict.NO_ROOM
+    assert "recompute layers" not in shown(found).replace("do not recompute layers", "")
     assert re.search(r"Memory +1\d\d\.\d GiB of 74\.5 GiB +on stage \d, the fullest: too much", shown(found))
 
 
@@ -354,3 +366,163 @@ def test_json_has_every_figure_and_no_nan(case, profile):
     assert [one["kind"] for one in found["considered"]] == list(Kind)
     assert found["imbalance"]["ratio"] == pytest.approx(0.85 / 0.725 - 1)
     assert found["layout"] == "Etttt|ttttL"
+
+
+def scaled(profile, ratio):
+    """The profile of a run whose steps and stages took `ratio` times as long."""
+    training = profile.training
+    stages = {
+        name: column * ratio if name.endswith("ward_seconds") else column for name, column in training.stages.items()
+    }
+    steps = training.steps | {"duration_seconds": training.steps["duration_seconds"] * ratio}
+    return dataclasses.replace(profile, training=dataclasses.replace(training, stages=stages, steps=steps))
+
+
+def test_the_model_does_not_overrule_what_was_measured(case, profile):
+    """It says microseconds where 1.5 s are measured."""
+    found = answer(case(with_gpus(profile)))
+    requeue = considered(found, Kind.REQUEUE)
+    assert requeue.verdict is Verdict.UNSURE
+    assert re.match(r"of the current shape the model says [\d.]+ ms a step, and 1,500 ms are measured", requeue.reason)
+
+
+def test_a_model_that_agrees_with_what_was_measured_is_believed_and_told(case, profile):
+    gpus = with_gpus(profile)
+    model_seconds = case(gpus).situation.shapes.current.estimate.step_seconds
+    found = case(scaled(gpus, 1.2 * model_seconds / 1.5))
+    assert found.situation.shapes.doubt == ""
+    assert "What another shape would bring is worked out by the model of H100 SXM, not measured." in found.assumptions
+    assert case(scaled(gpus, 1.5 * model_seconds / 1.5)).situation.shapes.doubt != ""
+
+
+def test_what_a_job_is_planned_on_is_said_with_the_plan(case):
+    found = answer(from_job("job.toml", JOB, nodes=1, gpus_per_node=8, gpu="h100"))
+    assert "TP2 x PP4 x DP1 on 1 node x 8 GPUs (H100 SXM), 1f1b" in shown(found)
+    assert found.to_do == "In the job file, for the next run, with --nodes 1 --gpus-per-node 8:"
+    told = json.loads(to_json(found))
+    assert (told["nodes"], told["gpus_per_node"], told["gpu"]) == (1, 8, "h100")
+
+
+def test_what_a_job_ran_on_is_said_with_the_plan(case, profile):
+    found = answer(case(profile))
+    assert "TP2 x PP2 x DP1 on 2 nodes x 2 ranks (CPU rank), 1f1b" in shown(found)
+    told = json.loads(to_json(found))
+    assert (told["nodes"], told["gpus_per_node"], told["gpu"]) == (2, 2, "cpu")
+    assert json.loads(to_json(answer(case(with_gpus(profile, model="Accelerator X")))))["gpu"] is None
+
+
+@pytest.mark.parametrize(
+    ("parallel", "nodes", "gpus_per_node", "placed"),
+    [
+        ("tensor = 2\npipeline = 4", None, None, (1, 8)),
+        ("tensor = 4\npipeline = 4", None, None, (2, 8)),
+        ("tensor = 8\npipeline = 2", None, 4, (4, 4)),
+        ("tensor = 4\npipeline = 4", 4, None, (4, 8)),
+    ],
+)
+def test_a_replica_takes_nodes_of_eight(tmp_path, parallel, nodes, gpus_per_node, placed):
+    path = tmp_path / "job.toml"
+    path.write_text(f"[parallel]\n{parallel}\n")
+    found = of_job_file(path, nodes, gpus_per_node, None)
+    assert (found.nodes, found.gpus_per_node) == placed
+
+
+def test_a_replica_that_nodes_of_eight_do_not_divide_is_refused(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("[parallel]\ntensor = 3\npipeline = 4\n[model]\nattention_heads = 12\nhidden_size = 768\n")
+    with pytest.raises(PlanError, match="a replica of 12 GPUs does not divide into nodes of 8; pass --nodes and"):
+        of_job_file(path, None, None, None)
+
+
+def test_steps_without_a_time_do_not_count(case, profiles, profile):
+    seconds = profile.training.steps["duration_seconds"].copy()
+    seconds[[20, 21, 22]] = math.nan, 0.0, math.inf
+    found = answer(case(profiles.change(profile, steps={"duration_seconds": seconds})))
+    assert found.case.measured_steps == 22
+    assert found.case.situation.step_seconds == 1.5
+    assert "nan" not in shown(found)
+    assert json.loads(to_json(found))["step_seconds"] == 1.5
+    with pytest.raises(PlanError, match="0 whole steps are recorded"):
+        case(profiles.change(profile, steps={"duration_seconds": np.full(30, math.nan)}))
+
+
+def test_json_has_null_for_what_is_no_number(case, profile):
+    found = answer(case(profile))
+    situation = dataclasses.replace(found.case.situation, seconds_left=math.nan, lasting_seconds=math.inf)
+    assert (
+        json.loads(to_json(Answer(dataclasses.replace(found.case, situation=situation), found.decision)))[
+            "seconds_left"
+        ]
+        is None
+    )
+
+
+def test_what_each_plan_needs_of_the_memory_is_told(case):
+    found = answer(from_job("job.toml", JOB, nodes=1, gpus_per_node=8, gpu="h100"))
+    told = {one["kind"]: one for one in json.loads(to_json(found))["considered"]}
+    for kind in (Kind.NOTHING, Kind.LAYERS, Kind.REQUEUE):
+        assert 1e9 < told[kind]["peak_memory_bytes"] <= told[kind]["memory_bytes"] == 80e9
+    outcome = found.case.situation.shapes.best
+    assert told[Kind.REQUEUE]["peak_memory_bytes"] == max(outcome.memory_bytes)
+    needed = told[Kind.REQUEUE]["peak_memory_bytes"] / 2**30
+    assert f"needs {needed:.1f} of 74.5 GiB" in " ".join(shown(found).split())
+
+
+def test_all_that_simulate_takes_for_granted_is_told_of_a_job_file(case):
+    found = from_job("job.toml", JOB, nodes=1, gpus_per_node=8, gpu="h100")
+    for part in ("matrix products reach 65%", "without sequence parallelism", "Kernel launches are free"):
+        assert any(part in text for text in found.assumptions)
+
+
+def test_a_cause_that_is_not_sure_is_said_with_what_would_make_it_sure(case, profile, profiles):
+    found = answer(case(profile))
+    assert found.case.situation.confidence < 0.6
+    assert found.decision.reason.startswith("the cause is not sure (50%): move layers: saves ")
+    assert found.sentence.startswith(
+        "The cause is not sure (50%): with one replica a slow device looks like long layers; to be sure, let it run "
+        "until its devices are probed, or run two replicas. Move layers: layers 4|4 -> 5|3, which "
+    )
+    sure = answer(case(profiles.change(profile, training={"probes": PROBES})))
+    assert sure.case.situation.confidence >= 0.6
+    assert sure.sentence.startswith("Move layers: ")
+
+
+def test_nodes_that_have_all_handed_in_their_part_have_ended_though_nobody_said_how(case, profiles):
+    assert case(profiles.make(exit_code=-1)).ended
+
+
+def test_ranks_that_share_cores_gain_nothing_by_a_move(case, profile):
+    """Four ranks on two cores: the stages, of two ranks each, take 1.45 s of 1.5 s, one after another."""
+    found = answer(case(on_cores(profile, 2)))
+    hardware = found.case.situation.hardware
+    assert hardware.stages_at_once == pytest.approx(1.45 / 1.5)
+    assert hardware.overhead_seconds == pytest.approx(0, abs=1e-9)
+    assert considered(found, Kind.LAYERS).verdict is Verdict.TOO_LITTLE
+    assert found.decision.order is None
+    assert any(text.startswith("The ranks share 2 cores, on which 0.97 stages") for text in found.case.assumptions)
+    assert json.loads(to_json(found))["stages_at_once"] == hardware.stages_at_once
+
+
+def test_ranks_with_cores_of_their_own_bear_the_rest_of_the_step(case, profile):
+    found = answer(case(on_cores(profile, 4)))
+    assert found.case.situation.hardware.stages_at_once == math.inf
+    assert re.search(r"Beside the pipeline +575 ms of a step", shown(found))
+    assert json.loads(to_json(found))["overhead_seconds"] == pytest.approx(0.575)
+
+
+def on_cores(profile, cores):
+    """The profile of ranks that may each run on so many cores."""
+
+    def one(device):
+        return dataclasses.replace(
+            device, samples={**device.samples, "utilization_cores": cores * device.samples["utilization_ratio"]}
+        )
+
+    nodes = tuple(dataclasses.replace(node, devices=tuple(map(one, node.devices))) for node in profile.nodes)
+    return dataclasses.replace(profile, nodes=nodes)
+
+
+def test_a_step_of_one_microbatch_has_one(case):
+    job = dataclasses.replace(JOB, batch=Batch(microbatch_size=16, global_batch_size=16))
+    found = from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h200")
+    assert ", 1 microbatch of 16, " in shown(answer(found))

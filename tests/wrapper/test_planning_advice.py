@@ -24,8 +24,9 @@ def test_a_heavy_head_has_a_cause_and_a_plan_to_copy(findings, profile):
     (imbalance, _), (cause, why), (plan, what) = findings(profile)
     assert (imbalance, cause, plan) == ("imbalance", "cause", "plan")
     assert why.startswith("Cause: intrinsic (confidence ")
-    assert what.startswith("Move layers: layers 4|4 -> 5|3, which ")
-    assert what.endswith('In the job file, for the next run: [parallel] layout = "Ettttt|tttL"')
+    assert what.startswith("The cause is not sure (50%): ")
+    assert "Move layers: layers 4|4 -> 5|3, which " in what
+    assert what.endswith(', with --nodes 2 --gpus-per-node 2: [parallel] layout = "Ettttt|tttL"')
 
 
 def test_a_slow_place_is_hardware_and_its_node_is_left_out(findings, profiles):

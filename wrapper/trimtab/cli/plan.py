@@ -13,8 +13,12 @@ from trimtab.cli.refusal import refuse
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON instead of tables.")
 @click.option("--attempt", metavar="N", help="Which run of a job that was requeued. Default: the newest.")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Where to look for a job's profiles.")
-@click.option("--nodes", type=click.IntRange(1), help="Of a job file: nodes to run on. Default: one.")
-@click.option("--gpus-per-node", type=click.IntRange(1), help="Of a job file. Default: what one replica takes.")
+@click.option(
+    "--nodes", type=click.IntRange(1), help="Of a job file: nodes to run on. Default: what one replica takes."
+)
+@click.option(
+    "--gpus-per-node", type=click.IntRange(1), help="Of a job file. Default: what one replica takes, 8 at most."
+)
 @click.option("--gpu", metavar="NAME", help="Of a job file: what to run on, or cpu. Default: h100.")
 def plan(
     target: str,

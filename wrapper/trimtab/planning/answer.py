@@ -6,13 +6,17 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trimtab.balance.deciding.decide import Considered, Decision, decide
+from trimtab.balance.deciding.decide import Considered, Decision, Verdict, decide, doubt_of_cause
 from trimtab.balance.deciding.ledger import Ledger
 from trimtab.balance.deciding.situation import Kind
 from trimtab.planning.situation import Case
 from trimtab.protocol import Job, Layout
 
 SCHEMA = 1
+LOOKS_ALIKE = (
+    "with one replica a slow device looks like long layers; to be sure, let it run until its devices are probed, or "
+    "run two replicas"
+)
 
 
 @dataclass(frozen=True)
@@ -31,10 +35,15 @@ class Answer:
     @property
     def sentence(self) -> str:
         """The decision and its reason."""
-        order = self.decision.order
+        decision, situation = self.decision, self.case.situation
+        order, doubt = decision.order, doubt_of_cause(situation)
         if order is None:
-            return f"Change nothing: {self.decision.reason}."
-        return f"{order.kind.capitalize()}: {order.change}, which {order.reason}. {self.to_do}"
+            cannot_run = any(one.kind is Kind.NOTHING and one.verdict is Verdict.NO_ROOM for one in decision.considered)
+            return f"{_capitalized(decision.reason)}." if cannot_run else f"Change nothing: {decision.reason}."
+        text = f"{_capitalized(order.kind)}: {order.change}, which {order.reason}. {self.to_do}"
+        if doubt and situation.shape.data == 1 and not self.case.probed:
+            doubt += f": {LOOKS_ALIKE}"
+        return f"{_capitalized(doubt)}. {text}" if doubt else text
 
     @property
     def to_do(self) -> str:
@@ -45,8 +54,16 @@ class Answer:
         if order.kind is Kind.EXCLUDE:
             return f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
         if self.job_lines:
-            return "In the job file, for the next run:"
+            return f"In the job file, for the next run{self._options}:"
         return "No key of the job file says this: it takes an order to running ranks."
+
+    @property
+    def _options(self) -> str:
+        """What the plan is made for, as a submission says it; empty where the nodes differ."""
+        case = self.case
+        if case.nodes * case.gpus_per_node != case.situation.shape.world_size:
+            return ""
+        return f", with --nodes {case.nodes} --gpus-per-node {case.gpus_per_node}"
 
 
 def answer(case: Case) -> Answer:
@@ -89,46 +106,48 @@ def to_json(answer: Answer) -> str:
     """Every figure. What is not known is null; there is no NaN."""
     case, decision = answer.case, answer.decision
     situation, detection, diagnosis = case.situation, case.detection, case.diagnosis
-    return json.dumps(
-        {
-            "schema": SCHEMA,
-            "title": case.title,
-            "ended": case.ended,
-            "shape": asdict(situation.shape),
-            "schedule": situation.plan.schedule,
-            "layout": str(situation.plan.layout),
-            "microbatches": situation.plan.microbatches,
-            "step_seconds": situation.step_seconds,
-            "measured_steps": case.measured_steps,
-            "seconds_left": situation.seconds_left,
-            "utilization_ratio": situation.utilization_ratio,
-            "needed_bytes": case.needed_bytes,
-            "device_bytes": [_finite(held) for held in case.device_bytes],
-            "imbalance": detection
-            and {
-                "triggered": detection.triggered,
-                "since_step": detection.since_step,
-                "place": detection.place,
-                "ratio": _finite(detection.ratio),
-                "lower_ratio": _finite(detection.lower_ratio),
-            },
-            "diagnosis": diagnosis
-            and {
-                "cause": diagnosis.cause,
-                "places": diagnosis.places,
-                "confidence": _finite(diagnosis.confidence),
-                "evidence": [evidence.text for evidence in diagnosis.evidence],
-            },
-            "considered": [_considered(one) for one in decision.considered],
-            "order": decision.order and decision.order.kind,
-            "reason": decision.reason,
-            "job_file": answer.job_lines,
-            "to_do": answer.to_do,
-            "assumptions": case.assumptions,
+    values = {
+        "schema": SCHEMA,
+        "title": case.title,
+        "ended": case.ended,
+        "shape": asdict(situation.shape),
+        "nodes": case.nodes,
+        "gpus_per_node": case.gpus_per_node,
+        "gpu": case.gpu or None,
+        "schedule": situation.plan.schedule,
+        "layout": str(situation.plan.layout),
+        "microbatches": situation.plan.microbatches,
+        "step_seconds": situation.step_seconds,
+        "measured_steps": case.measured_steps,
+        "overhead_seconds": situation.hardware.overhead_seconds,
+        "stages_at_once": situation.hardware.stages_at_once,
+        "seconds_left": situation.seconds_left,
+        "utilization_ratio": situation.utilization_ratio,
+        "needed_bytes": case.needed_bytes,
+        "device_bytes": case.device_bytes,
+        "imbalance": detection
+        and {
+            "triggered": detection.triggered,
+            "since_step": detection.since_step,
+            "place": detection.place,
+            "ratio": detection.ratio,
+            "lower_ratio": detection.lower_ratio,
         },
-        indent=2,
-        allow_nan=False,
-    )
+        "diagnosis": diagnosis
+        and {
+            "cause": diagnosis.cause,
+            "places": diagnosis.places,
+            "confidence": diagnosis.confidence,
+            "evidence": [evidence.text for evidence in diagnosis.evidence],
+        },
+        "considered": [_considered(one) for one in decision.considered],
+        "order": decision.order and decision.order.kind,
+        "reason": decision.reason,
+        "job_file": answer.job_lines,
+        "to_do": answer.to_do,
+        "assumptions": case.assumptions,
+    }
+    return json.dumps(_known(values), indent=2, allow_nan=False)
 
 
 def _considered(one: Considered) -> dict[str, Any]:
@@ -142,10 +161,25 @@ def _considered(one: Considered) -> dict[str, Any]:
         "horizon_seconds": one.horizon_seconds,
         "net_seconds": one.net_seconds,
         "fits": one.fits,
+        "fullest_stage": one.room and one.room.stage,
+        "peak_memory_bytes": one.room and one.room.needed_bytes,
+        "memory_bytes": one.room and one.room.held_bytes,
         "verdict": one.verdict,
         "reason": one.reason,
     }
 
 
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+def _known(value: Any) -> Any:
+    """With None for every number that is none, or has no end."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _known(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_known(each) for each in value]
+    return value
+
+
+def _capitalized(text: str) -> str:
+    """The first letter alone: names keep theirs."""
+    return text[:1].upper() + text[1:]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from trimtab.balance.detect import WARM_UP_STEPS
 from trimtab.balance.measuring.samples import Samples, samples_of
@@ -31,12 +32,28 @@ class Observed:
     shape: Shape
     matrix: StageMatrix
     rows: Rows
-    """The steps that count, by their row: the last whole ones, as many as a trigger needs."""
+    """The steps that count, by their row: the last whole ones that took a time, as many as a trigger needs."""
 
     @property
     def running(self) -> bool:
-        """Whether nobody has said how it ended."""
-        return int(self.training.attributes["exit_code"]) == -1
+        """Whether nobody has said how it ended, and a node is left that has not handed in its part."""
+        ended = bool(self.profile.nodes) and not self.profile.missing_nodes
+        return int(self.training.attributes["exit_code"]) == -1 and not ended
+
+    @property
+    def cores(self) -> int | None:
+        """How many a rank may run on, where ranks compute on CPUs; None: not known."""
+        allowed = [
+            used / ratio
+            for node in self.profile.nodes
+            for device in node.devices
+            if device.kind == "cpu" and "utilization_cores" in device.samples
+            for used, ratio in zip(
+                *(device.samples[name].tolist() for name in ("utilization_cores", "utilization_ratio")), strict=True
+            )
+            if used > 0 and ratio > 0
+        ]
+        return round(float(np.median(allowed))) if allowed else None
 
     @property
     def layout(self) -> Layout:
@@ -135,7 +152,7 @@ def observed(title: str, profile: Profile) -> Observed:
     if absent := sorted(expected - set(matrix.places)):
         replica, stage = absent[0]
         raise PlanError(f"{title}: stage {stage} of replica {replica} has reported no step: there is nothing to go by")
-    whole = np.flatnonzero(matrix.complete)[WARM_UP_STEPS:]
+    whole = np.flatnonzero(matrix.complete & _timed(training, matrix))[WARM_UP_STEPS:]
     if len(whole) < LEAST_STEPS:
         raise PlanError(
             f"{title}: {len(whole)} whole steps are recorded after a warm-up of {WARM_UP_STEPS}, and {LEAST_STEPS} are "
@@ -143,6 +160,12 @@ def observed(title: str, profile: Profile) -> Observed:
         )
     rows = whole[-job.balance.window_steps * job.balance.trigger_windows :]
     return Observed(title, profile, training, job, shape, matrix, rows)
+
+
+def _timed(training: TrainingProfile, matrix: StageMatrix) -> npt.NDArray[np.bool_]:
+    """[S] whether a step and its stages took a time that can be reckoned with."""
+    seconds = np.asarray(training.steps["duration_seconds"], dtype=np.float64)
+    return np.asarray(np.isfinite(seconds) & (seconds > 0) & (matrix.compute_seconds > 0).all(axis=1))
 
 
 def _job_of(title: str, training: TrainingProfile) -> Job:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from trimtab.balance.deciding.situation import NO_TOLL, Fault, Situation, Toll
+from trimtab.balance.deciding.situation import NO_TOLL, Fault, Shapes, Situation, Toll
 from trimtab.balance.detect import Detection, detect
 from trimtab.balance.diagnosing.findings import Diagnosis
 from trimtab.balance.measuring.measure import costs_of, measure
 from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
 from trimtab.balance.model.placement import Cluster
-from trimtab.balance.pipeline.calibrate import overheads_seconds
+from trimtab.balance.pipeline.calibrate import overheads_seconds, stages_at_once
 from trimtab.balance.pipeline.memory import stage_memory_bytes
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory
 from trimtab.diagnosis.answer import Answer as Diagnosed
@@ -20,6 +20,8 @@ from trimtab.planning import devices
 from trimtab.planning.model import Model, measured_vocabulary, vocabulary_size
 from trimtab.planning.observed import Observed, PlanError
 from trimtab.protocol import Job
+from trimtab.simulation.sentences import assumptions as taken_for_granted
+from trimtab.wording import milliseconds, plural
 
 APART_RATIO = 0.25
 """From this difference on it is said that what is predicted and what was measured are apart."""
@@ -33,6 +35,11 @@ class Case:
     title: str
     job: Job
     situation: Situation
+    nodes: int
+    gpus_per_node: int
+    """The most of a node."""
+    gpu: str
+    """By the name that `ACCELERATORS` has; empty: not known."""
     assumptions: tuple[str, ...]
     """A sentence for each thing that is not measured."""
     ended: bool = True
@@ -45,6 +52,15 @@ class Case:
     """[S] the most that a rank of each stage held; where nothing has run, would hold."""
     device_bytes: tuple[float, ...] = ()
     """[S] what its device holds; infinite: not known."""
+    probed: bool = False
+    """Whether the devices' speed was measured apart from the model."""
+
+    @property
+    def placement(self) -> str:
+        """What it runs on, in words."""
+        devices = plural(self.gpus_per_node, "rank" if self.gpu == "cpu" else "GPU")
+        name = f" ({ACCELERATORS[self.gpu].name})" if self.gpu else " (of a kind not known)"
+        return f"{plural(self.nodes, 'node')} x {devices}{name}"
 
 
 def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> Case:
@@ -67,17 +83,22 @@ def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> 
         shape=model.shape,
         asked=True,
         seconds_left=job.train.steps * current.estimate.step_seconds,
-        shapes=model.shapes(),
+        shapes=replace(model.shapes(), memory_bytes=accelerator.memory_bytes),
         recomputes=False,
+        live=False,
         toll=NO_TOLL,
     )
-    assumptions = [f"Nothing has run: all times are worked out for {accelerator.name} ({accelerator.source})."]
+    assumptions = [f"Nothing has run: all times are worked out for {accelerator.name}."]
+    assumptions += [f"{text[:1].upper()}{text[1:]}." for text in taken_for_granted(appraiser)]
     if job.data.tokenizer not in ("bpe", "bytes"):
         assumptions.append(f"The tokenizer has {job.data.vocabulary_size:,} tokens, as data.vocabulary_size says.")
     return Case(
         title=title,
         job=job,
         situation=situation,
+        nodes=nodes,
+        gpus_per_node=gpus_per_node,
+        gpu=gpu,
         assumptions=tuple(assumptions),
         needed_bytes=current.memory_bytes,
         device_bytes=situation.hardware.memory_bytes,
@@ -108,12 +129,14 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         step_seconds=run.step_seconds,
         triggered=detection.triggered,
         fault=Fault(diagnosis.cause, tuple(sorted(diagnosis.places))),
+        confidence=diagnosis.confidence,
+        live=run.running,
         lasting_seconds=_lasting_seconds(run, detection),
         utilization_ratio=devices.utilization_ratio(profile, begin_seconds, run.time_seconds[run.rows[-1]]),
         asked=True,
         seconds_left=_seconds_left(run),
         uneven_data_ratio=next((cost.saving_ratio for cost in diagnosis.causes if cost.cause == "data"), None),
-        shapes=model.shapes() if prior else None,
+        shapes=_shapes(run, model) if prior else None,
         nodes=diagnosed.nodes_of,
         recomputes=False,
         unsplit="" if prior else UNKNOWN_ENDS,
@@ -123,6 +146,11 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         title=run.title,
         job=job,
         situation=situation,
+        nodes=len(np.unique(run.training.ranks["node"])),
+        gpus_per_node=model.cluster.gpus_per_node,
+        gpu=next((name for name, each in ACCELERATORS.items() if each == model.cluster.accelerator), "")
+        if known
+        else "",
         assumptions=(*measured.assumptions, *_assumptions(run, model, situation, known)),
         ended=not run.running,
         detection=detection,
@@ -130,6 +158,7 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         measured_steps=len(run.rows),
         needed_bytes=run.peak_bytes,
         device_bytes=devices.memory_bytes(profile, run.training),
+        probed=bool(run.probe_seconds),
     )
 
 
@@ -146,10 +175,30 @@ def _model(run: Observed, accelerator: Accelerator) -> Model:
     return Model(run.job, run.shape, cluster, measured_vocabulary(run.job, run.training) or vocabulary_size(run.job))
 
 
+def _shapes(run: Observed, model: Model) -> Shapes:
+    """Worked out by the model, which is in doubt where it is far from what was measured of the current shape."""
+    shapes = model.shapes()
+    predicted_seconds = shapes.current.estimate.step_seconds
+    doubt = ""
+    if abs(predicted_seconds / run.step_seconds - 1) > APART_RATIO:
+        doubt = (
+            f"of the current shape the model says {milliseconds(predicted_seconds)} ms a step, and "
+            f"{milliseconds(run.step_seconds)} ms are measured: what it says of others is no better"
+        )
+    return replace(shapes, memory_bytes=model.cluster.accelerator.memory_bytes, doubt=doubt)
+
+
 def _hardware(run: Observed, model: Model, costs: Costs, memory: ParameterMemory, speeds: Floats) -> Hardware:
-    """As measured; what a step takes beside its simulated pipeline is what every plan has to bear."""
+    """As measured; what a step takes beside its simulated pipeline is what every plan has to bear.
+
+    CPU ranks that are more than their cores share them where no more stages were seen to compute at once than fit onto
+    these cores.
+    """
     bare = Hardware(speeds, _memory_bytes(run, stage_memory_bytes(costs, memory, model.plan)), model.links)
     seconds, forward, backward = run.step_compute
+    at_once = stages_at_once(seconds.tolist(), forward, backward)
+    if model.on_cpus and run.cores and run.shape.world_size > run.cores and at_once <= run.cores / run.shape.tensor:
+        bare = replace(bare, stages_at_once=at_once)
     beside = overheads_seconds(seconds.tolist(), forward, backward, model.plan, bare, costs.boundary_bytes)
     return replace(bare, overhead_seconds=max(0.0, float(np.median(beside))))
 
@@ -183,7 +232,14 @@ def _assumptions(run: Observed, model: Model, situation: Situation, known: Accel
         yield "How much the devices hold is not known: every plan is taken to fit."
     else:
         yield from _of_memory(run, stage_memory_bytes(situation.costs, situation.memory, situation.plan))
-    if not situation.hardware.overhead_seconds:
+    if situation.shapes:
+        yield f"What another shape would bring is worked out by the model of {accelerator}, not measured."
+    if math.isfinite(situation.hardware.stages_at_once):
+        yield (
+            f"The ranks share {run.cores} cores, on which {situation.hardware.stages_at_once:.2f} stages computed at "
+            "once: as many would in every plan."
+        )
+    elif not situation.hardware.overhead_seconds:
         yield "The simulated pipeline takes longer than the measured step: gains are those of the simulation."
     if run.running:
         yield "Nobody has said how the attempt ended: it is taken to run, to its last step."

@@ -54,8 +54,8 @@ def _running(case: Case) -> str:
     plan, batch = case.situation.plan, case.job.batch
     shares = sorted(set(plan.microbatches))
     microbatches = " to ".join(str(count) for count in (shares[0], shares[-1])[: len(shares)])
-    passes = f"{microbatches} microbatches of {batch.microbatch_size}"
-    return f"{case.situation.shape}, {plan.schedule}, {passes}, layers {split_text(plan.layout)}"
+    passes = f"{microbatches} microbatch{'' if shares == [1] else 'es'} of {batch.microbatch_size}"
+    return f"{case.situation.shape} on {case.placement}, {plan.schedule}, {passes}, layers {split_text(plan.layout)}"
 
 
 def _figures(answer: Answer) -> Table:
@@ -66,6 +66,9 @@ def _figures(answer: Answer) -> Table:
     situation, nothing = case.situation, answer.decision.considered[0]
     note = f"median of {plural(case.measured_steps, 'step')} after the warm-up" if case.measured_steps else "worked out"
     table.add_row("Step time", _figure(f"{milliseconds(nothing.predicted_step_seconds)} ms", note))
+    if situation.hardware.overhead_seconds:
+        beside = f"{milliseconds(situation.hardware.overhead_seconds)} ms of a step"
+        table.add_row("Beside the pipeline", _figure(beside, "the optimizer, the gradients: every plan bears it"))
     if case.detection:
         table.add_row("Imbalance", _imbalance(case.detection, case))
     if case.diagnosis:
@@ -111,6 +114,16 @@ def _cause(diagnosis: Diagnosis) -> Text:
     return text
 
 
+def _memory_of(one: Considered, now: Considered) -> str:
+    """What the fullest stage would need, where that is another figure than now; empty: it is not, or not known."""
+    room = one.room
+    if room is None or math.isinf(room.held_bytes) or one.verdict is Verdict.NO_ROOM:
+        return ""
+    if now.room and now.room.needed_bytes == room.needed_bytes:
+        return ""
+    return f"; {room}"
+
+
 def _considered(considered: tuple[Considered, ...]) -> Table:
     table = ruled_table()
     table.add_column("change", overflow="fold")
@@ -121,7 +134,7 @@ def _considered(considered: tuple[Considered, ...]) -> Table:
         what = Text(one.kind, style="bold" if one.verdict is Verdict.CHOSEN else "")
         if one.change:
             what.append(f": {plain(one.change, 400)}")
-        what.append(f"\n{plain(one.reason, 600)}", style="not bold dim")
+        what.append(f"\n{plain(one.reason, 600)}{_memory_of(one, considered[0])}", style="not bold dim")
         table.add_row(
             what,
             milliseconds(one.predicted_step_seconds),

@@ -48,7 +48,12 @@ def _slowest(training: Training, imbalance: Imbalance) -> str:
     holds += ["the LM head"] if stage.head else []
     replica = f" of replica {stage.replica}" if training.data > 1 else ""
     text = f"Stage {stage.stage}{replica} takes {percent(imbalance.ratio)} longer than the median stage"
-    return f"{text}; it holds {' and '.join(holds)}." if holds else f"{text}."
+    return f"{text}; it holds {_and(holds)}." if holds else f"{text}."
+
+
+def _and(names: list[str]) -> str:
+    """["a", "b", "c"] -> "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def _nothing(training: Training | None) -> str:

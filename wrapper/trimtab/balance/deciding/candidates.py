@@ -4,7 +4,7 @@ One candidate of each kind, possible or not, in the order of `Kind`. Whether any
 """
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from statistics import fmean
@@ -29,6 +29,25 @@ MOST_CHUNKS_IN_WORDS = 8
 CANNOT_RECOMPUTE = "the ranks do not recompute layers"
 
 
+@dataclass(frozen=True)
+class Room:
+    """The memory of the stage that is the fullest: what a rank of it needs, and may hold at most."""
+
+    stage: int
+    needed_bytes: float
+    held_bytes: float
+    """Infinite: not known."""
+
+    def __str__(self) -> str:
+        return f"stage {self.stage} needs {self.needed_bytes / 2**30:,.1f} of {self.held_bytes / 2**30:,.1f} GiB"
+
+
+def fullest(needed_bytes: Iterable[float], held_bytes: Iterable[float]) -> Room:
+    """Of the stages [S]; where none has a limit, the one that needs most."""
+    rooms = (Room(stage, *each) for stage, each in enumerate(zip(needed_bytes, held_bytes, strict=True)))
+    return max(rooms, key=lambda room: (room.needed_bytes / room.held_bytes, room.needed_bytes))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
     """One thing that could be done. A figure that there is none of is None."""
@@ -49,6 +68,8 @@ class Candidate:
     cost_seconds: float | None = None
     fits: bool = True
     """Whether it is within the memory of each stage."""
+    room: Room | None = None
+    """How much of that its fullest stage takes."""
     obstacle: str = ""
     """Why it cannot be done; empty: it can."""
     doubt: str = ""
@@ -92,6 +113,7 @@ class Outlook:
             gain_ratio=gain_ratio,
             cost_seconds=cost_seconds,
             fits=estimated.fits,
+            room=fullest(estimated.peak_memory_bytes.tolist(), self.situation.hardware.memory_bytes),
         )
 
     def reshape_seconds(self, layout: Layout) -> float:
@@ -155,11 +177,19 @@ def _layers(outlook: Outlook) -> Candidate:
     try:
         better = outlook.best_plan(_recompute_mode(plan))
     except NoLayout as error:
-        return Candidate(kind=Kind.LAYERS, obstacle=str(error))
+        return Candidate(kind=Kind.LAYERS, obstacle=_no_layout(error, outlook.situation))
     if better.layout == plan.layout:
         return Candidate(kind=Kind.LAYERS, obstacle=_best_already(outlook.situation))
     change = f"layers {split_text(plan.layout)} -> {split_text(better.layout)}"
     return outlook.candidate(Kind.LAYERS, change, better, outlook.reshape_seconds(better.layout))
+
+
+def _no_layout(error: NoLayout, situation: Situation) -> str:
+    """Why no layout fits, with a way out that the ranks have."""
+    if situation.recomputes or error.stage is None:
+        return str(error)
+    lacking = f"stage {error.stage} lacks {error.lacking_bytes / 2**30:,.1f} GiB"
+    return f"of the layouts for these stages none fits: at best {lacking}; take smaller microbatches or more stages"
 
 
 def _best_already(situation: Situation) -> str:
@@ -334,7 +364,7 @@ def _requeue(outlook: Outlook) -> Candidate:
     if shapes is None:
         return Candidate(kind=Kind.REQUEUE, obstacle="what another shape would cost is not known")
     if shapes.best is None:
-        return Candidate(kind=Kind.REQUEUE, obstacle="no shape fits the devices' memory")
+        return Candidate(kind=Kind.REQUEUE, obstacle="no shape on these GPUs fits into their memory")
     now, best = shapes.current.configuration, shapes.best.configuration
     if best == now:
         return Candidate(kind=Kind.REQUEUE, obstacle=f"of all shapes, {now.shape} is the fastest")
@@ -347,8 +377,10 @@ def _requeue(outlook: Outlook) -> Candidate:
         predicted_step_seconds=outlook.step_seconds * (1 - gain_ratio),
         gain_ratio=gain_ratio,
         cost_seconds=outlook.situation.toll.restart_seconds,
+        room=fullest(shapes.best.memory_bytes, (shapes.memory_bytes,) * best.shape.pipeline),
         obstacle=_unable(outlook.situation, shapes.best.plan),
-        doubt="" if outlook.situation.hardware.links else "how fast the devices exchange is not measured",
+        doubt=shapes.doubt
+        or ("" if outlook.situation.hardware.links else "how fast the devices exchange is not measured"),
     )
 
 

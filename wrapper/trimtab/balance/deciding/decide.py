@@ -25,7 +25,10 @@ REMEDIES = {
 }
 """What helps against each cause. Against an unknown one nothing is tried."""
 
+LEAST_CONFIDENCE = 0.6
+"""In a cause, below which it counts as not sure."""
 NO_ROOM = "a stage needs more memory than it has"
+FITS_ALONE = "fits into memory, which the current plan does not"
 
 
 class Verdict(StrEnum):
@@ -91,17 +94,19 @@ def weigh(found: Sequence[Candidate], situation: Situation, policy: Balance, led
     Nothing is ordered unless something asks for it (an imbalance, a user, idle devices, a slow link), within the rest
     after an order, or beyond the orders of an hour.
     """
-    considered = tuple(_weighed(candidate, situation, policy, ledger) for candidate in found)
+    stuck = situation.step_seconds is None and any(one.kind is Kind.NOTHING and not one.fits for one in found)
+    considered = tuple(_weighed(candidate, situation, policy, ledger, stuck=stuck) for candidate in found)
     worth = [one for one in considered if one.verdict is Verdict.WORTH]
     hindrance = _hindrance(situation, policy, ledger)
     best = None if hindrance else max(worth, key=_net_seconds, default=None)
     kind = best.kind if best else Kind.NOTHING
-    considered = tuple(replace(one, verdict=Verdict.CHOSEN) if one.kind is kind else one for one in considered)
+    if best or not stuck:
+        considered = tuple(replace(one, verdict=Verdict.CHOSEN) if one.kind is kind else one for one in considered)
     order = next((one for one in considered if one.kind is kind and kind is not Kind.NOTHING), None)
     return Decision(
         order=order,
         considered=considered,
-        reason=_reason(order, considered, hindrance, situation),
+        reason=_reason(order, considered, hindrance, situation, stuck=stuck),
         dry_run=policy.dry_run,
         loss_ratio=_loss_ratio(considered),
     )
@@ -122,7 +127,16 @@ def asks(situation: Situation, policy: Balance) -> str:
     return "a user asks" if situation.asked else ""
 
 
-def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger: Ledger) -> Considered:
+def doubt_of_cause(situation: Situation) -> str:
+    """That the cause is not sure, where a remedy against it would have to rely on it; empty: it is."""
+    confidence = situation.confidence
+    if confidence is None or confidence >= LEAST_CONFIDENCE or situation.fault.cause in ("none", "unknown"):
+        return ""
+    return f"the cause is not sure ({confidence:.0%})"
+
+
+def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger: Ledger, *, stuck: bool) -> Considered:
+    """`stuck`: the current plan has not run, and cannot, so whatever can is better."""
     gain_ratio, cost_seconds = candidate.gain_ratio, candidate.cost_seconds
     if gain_ratio is None or cost_seconds is None:
         return Considered(**vars(candidate), verdict=Verdict.IMPOSSIBLE, reason=candidate.obstacle)
@@ -130,30 +144,37 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     paid = candidate.kind.restarts and loss_seconds >= cost_seconds
     horizon_seconds = _horizon_seconds(situation, policy, paid)
     brought_seconds = gain_ratio * horizon_seconds
-    price = f"and costs {cost_seconds:,.1f} s" if cost_seconds else "at no cost"
-    verdict, reason = Verdict.WORTH, f"saves {brought_seconds:,.1f} s of {horizon_seconds:,.0f} s, {price}"
+    brought, cost, loss = (_in_words(seconds) for seconds in (brought_seconds, cost_seconds, loss_seconds))
+    price = f"and costs {cost}" if cost_seconds else "at no cost"
+    verdict, reason = Verdict.WORTH, f"saves {brought} of {_in_words(horizon_seconds)}, {price}"
     if candidate.obstacle:
         verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
     elif candidate.kind is Kind.NOTHING:
         held_against = "what everything else is held against"
-        verdict, reason = Verdict.NOT_CHOSEN, held_against if candidate.fits else f"{held_against}, but {NO_ROOM}"
+        verdict, reason = (
+            Verdict.NOT_CHOSEN,
+            held_against if candidate.fits else f"{held_against}, but {_full(candidate)}",
+        )
+        verdict = Verdict.NO_ROOM if stuck else verdict
     elif candidate.kind not in REMEDIES[situation.fault.cause]:
         verdict, reason = Verdict.BESIDE, f"does not help against a cause that is {situation.fault.cause}"
     elif candidate.doubt:
         verdict, reason = Verdict.UNSURE, candidate.doubt
+    elif situation.live and doubt_of_cause(situation):
+        verdict, reason = Verdict.UNSURE, doubt_of_cause(situation)
     elif not candidate.fits:
-        verdict, reason = Verdict.NO_ROOM, NO_ROOM
+        verdict, reason = Verdict.NO_ROOM, _full(candidate)
+    elif stuck:
+        verdict, reason = Verdict.WORTH, FITS_ALONE
     elif candidate.kind in ledger.failed(situation.fault):
         verdict, reason = Verdict.FAILED, "brought less than half of what was promised, against the same cause"
     elif gain_ratio < policy.least_gain_ratio:
         verdict, reason = Verdict.TOO_LITTLE, f"saves less than {policy.least_gain_ratio:.0%} of a step"
     elif brought_seconds <= policy.gain_over_cost * cost_seconds:
         verdict = Verdict.TOO_DEAR
-        reason = (
-            f"saves {brought_seconds:,.1f} s, not {policy.gain_over_cost:g} times the cost of {cost_seconds:,.1f} s"
-        )
+        reason = f"saves {brought}, not {policy.gain_over_cost:g} times the cost of {cost}"
     elif candidate.kind.restarts and loss_seconds < cost_seconds:
-        verdict, reason = Verdict.WAITS, f"the loss so far is {loss_seconds:,.1f} s, its cost {cost_seconds:,.1f} s"
+        verdict, reason = Verdict.WAITS, f"the loss so far is {loss}, its cost {cost}"
     return Considered(
         **vars(candidate),
         horizon_seconds=horizon_seconds,
@@ -181,6 +202,8 @@ def _hindrance(situation: Situation, policy: Balance, ledger: Ledger) -> str:
     """Why nothing is ordered, whatever it would bring; empty: something may be."""
     if not asks(situation, policy):
         return "nothing asks for a change"
+    if situation.seconds_left is not None and situation.seconds_left <= 0:
+        return "no step is left that could be faster"
     if resting := ledger.cooling_seconds(situation.now_seconds, policy):
         return f"the last order's effect is still measured, for {resting:.0f} s"
     if ledger.orders_within_hour(situation.now_seconds) >= policy.orders_per_hour:
@@ -188,9 +211,14 @@ def _hindrance(situation: Situation, policy: Balance, ledger: Ledger) -> str:
     return ""
 
 
-def _reason(order: Considered | None, considered: Sequence[Considered], hindrance: str, situation: Situation) -> str:
+def _reason(
+    order: Considered | None, considered: Sequence[Considered], hindrance: str, situation: Situation, *, stuck: bool
+) -> str:
     if order is not None:
-        return f"{order.kind}: {order.reason}"
+        doubt = doubt_of_cause(situation)
+        return f"{doubt}: {order.kind}: {order.reason}" if doubt else f"{order.kind}: {order.reason}"
+    if stuck:
+        return _no_way(considered, situation)
     if hindrance:
         return hindrance
     if situation.fault.cause == "unknown":
@@ -198,9 +226,43 @@ def _reason(order: Considered | None, considered: Sequence[Considered], hindranc
     waiting = [one for one in considered if one.verdict is Verdict.WAITS]
     if waiting:
         return f"{waiting[0].kind} waits: {waiting[0].reason}"
-    if not considered[0].fits:
-        return f"as it is {NO_ROOM}, and nothing that fits is faster"
-    return "nothing is worth its cost"
+    return _nothing_worth(considered, situation)
+
+
+def _no_way(considered: Sequence[Considered], situation: Situation) -> str:
+    """Why nothing can run, and the way out."""
+    now = next(one for one in considered if one.kind is Kind.NOTHING)
+    requeue = next(one for one in considered if one.kind is Kind.REQUEUE)
+    if situation.shapes is not None and situation.shapes.best is None:
+        others = "no shape on these GPUs fits; take more GPUs, or GPUs with more memory"
+    else:
+        others = f"{requeue.kind}: {requeue.reason}; take more GPUs, or smaller microbatches"
+    return f"does not fit: {_full(now)}; {others}"
+
+
+def _nothing_worth(considered: Sequence[Considered], situation: Situation) -> str:
+    """Why nothing is chosen, by what came nearest to it."""
+    possible = [one for one in considered if one.kind is not Kind.NOTHING and one.verdict is not Verdict.IMPOSSIBLE]
+    nearest = max(possible, key=lambda one: one.gain_ratio or 0.0, default=None)
+    if nearest is not None and nearest.verdict is Verdict.TOO_DEAR:
+        return "nothing is worth its cost"
+    if situation.unsplit:
+        return f"the layers cannot be moved: {situation.unsplit}"
+    if nearest is None:
+        return "there is nothing else that is possible"
+    return f"{nearest.kind}: {nearest.reason}"
+
+
+def _full(candidate: Candidate) -> str:
+    return str(candidate.room) if candidate.room else NO_ROOM
+
+
+def _in_words(seconds: float) -> str:
+    """In the unit in which it is a number that one can read."""
+    units = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+    unit, size = next((each for each in units if abs(seconds) >= each[1]), units[-1 if seconds else 0])
+    digits = 1 if abs(seconds) < 100 * size else 0
+    return f"{seconds / size:,.{digits}f} {unit}"
 
 
 def _loss_ratio(considered: Sequence[Considered]) -> float:

@@ -64,7 +64,8 @@ class Configuration:
 
     def __str__(self) -> str:
         chunks = f" x {self.virtual}" if self.virtual > 1 else ""
-        return f"{self.shape}, {self.schedule}{chunks}, {self.microbatches} microbatches of {self.microbatch_size}"
+        es = "" if self.microbatches == 1 else "es"
+        return f"{self.shape}, {self.schedule}{chunks}, {self.microbatches} microbatch{es} of {self.microbatch_size}"
 
 
 @dataclass(frozen=True)

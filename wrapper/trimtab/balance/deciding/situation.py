@@ -1,5 +1,6 @@
 """All that a decision rests on: what runs, what was measured of it, what ails it, and what acting would take."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -60,6 +61,10 @@ class Shapes:
     current: Outcome
     best: Outcome | None
     """None: nothing fits."""
+    memory_bytes: float = math.inf
+    """What each device holds; infinite: not known."""
+    doubt: str = ""
+    """Why that reckoning cannot be relied on; empty: it can."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,10 @@ class Situation:
     triggered: bool = False
     """Whether the stages count as apart."""
     fault: Fault = Fault()
+    confidence: float | None = None
+    """In the fault's cause, 0 to 1; None: not known."""
+    live: bool = True
+    """Whether ranks run that an order would reach; if not, what is decided is a suggestion for the next run."""
     lasting_seconds: float = 0.0
     """Since the trigger."""
     utilization_ratio: float | None = None

@@ -34,6 +34,16 @@ def overheads_seconds(
     return np.asarray(step_seconds, dtype=np.float64) - simulated
 
 
+def stages_at_once(step_seconds: Sequence[float], forward_seconds: Floats, backward_seconds: Floats) -> float:
+    """How many stages computed at the same time, as `Hardware.stages_at_once` has it where ranks share cores.
+
+    All compute of a step, [T, R, S], over how long the step took: the median of the steps. Ranks with devices of their
+    own are below the number of stages by their bubble alone, so that it bounds nothing there.
+    """
+    compute = (forward_seconds + backward_seconds).sum(axis=(1, 2))
+    return float(np.median(compute / np.asarray(step_seconds, dtype=np.float64)))
+
+
 def _pipeline_seconds(
     forward_seconds: Floats, backward_seconds: Floats, plan: Plan, hardware: Hardware, boundary_bytes: float
 ) -> float:
