@@ -157,6 +157,12 @@ def test_pins_hold_for_both_plans():
         assert plan["microbatches"] == 8
 
 
+def test_a_plan_without_a_pipeline_has_no_schedule():
+    lines = run(*SMALL, "--pipeline", 1).stdout.splitlines()
+    (schedule,) = (line for line in lines if line.split()[:1] == ["schedule"])
+    assert set(schedule.split()[1:]) == {"-"}
+
+
 def test_options_override_a_preset():
     found = figures("--preset", "7b", "--gpus", 4, "--layers", 4, "--sequence-length", 512)["model"]
     assert (found["layers"], found["sequence_length"], found["hidden_size"]) == (4, 512, 4096)

@@ -80,7 +80,7 @@ def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
     memory = f"{max(outcome.memory_bytes) / 1e9:,.1f} GB"
     rows = {
         "shape": str(configuration.shape),
-        "schedule": f"{configuration.schedule}{chunks}",
+        "schedule": f"{configuration.schedule}{chunks}" if configuration.shape.pipeline > 1 else ABSENT,
         "microbatches": f"{configuration.microbatches} of {configuration.microbatch_size}",
         "layers of stages": _listed(stage_layers(outcome)),
         "of these recomputed": _listed(list(outcome.plan.recomputed_layers)),
