@@ -16,15 +16,19 @@ from trimtab.cli.report import report
 from trimtab.cli.sandbox import sandbox
 from trimtab.cli.simulate import simulate
 
+ANSWERS = (report, plan, diagnose, simulate)
+"""Commands that only print: what of theirs meets a full device is their output."""
+
 
 class _Commands(click.Group):
-    """All commands; of each, what it prints may meet a full device. A closed pipe is click's, and quiet."""
+    """Says where an answer did not fit. A closed pipe is click's, and quiet."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            if not full or ctx.invoked_subcommand not in {command.name for command in ANSWERS}:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left goes nowhere, in silence
             refuse(OSError(f"the output cannot be written: {error.strerror}"))
@@ -36,5 +40,5 @@ def main() -> None:
     """Keep a Megatron pipeline level under Slurm."""
 
 
-for command in (submit, run, report, plan, diagnose, simulate, sandbox, doctor):
+for command in (submit, run, *ANSWERS, sandbox, doctor):
     main.add_command(command)
