@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from trimtab.balance.deciding.search import Appraiser, Space, Training, configurations_of, search
+from trimtab.balance.deciding.search import Appraiser, Configuration, Space, Training, configurations_of, search
 from trimtab.balance.layouts.equal_layers import spread
 from trimtab.balance.layouts.partition import NoLayout, partition
 from trimtab.balance.model.accelerators import ACCELERATORS
@@ -109,7 +109,7 @@ def test_layers_that_fit_nowhere_are_refused():
 
 def test_stages_in_a_node_talk_over_its_links():
     placement = place(Cluster(H100, 8), Shape(2, 4, 1), False, 0.05)
-    assert placement.links() == (Cluster(H100, 8).link(0, 0),) * 4
+    assert placement.links == (Cluster(H100, 8).link(0, 0),) * 4
     assert placement.order == (0,)
 
 
@@ -118,12 +118,27 @@ def test_stages_between_nodes_talk_over_the_network():
     inside, between = cluster.link(0, 0), cluster.link(0, 1)
     assert between.bytes_per_second < inside.bytes_per_second
     # TP4 x PP4: two stages a node; TP4 x PP2 x DP2: a stage is a node, its replicas share it.
-    assert place(cluster, Shape(4, 4, 1), True, 0.05).links() == (inside, between, inside, between)
+    assert place(cluster, Shape(4, 4, 1), True, 0.05).links == (inside, between, inside, between)
     whole = place(cluster, Shape(4, 2, 2), True, 0.05)
-    assert whole.links() == (between, between)
-    assert whole.replica_link() == inside
+    assert whole.links == (between, between)
+    assert whole.replica_link == inside
     # TP8 x DP2: replicas are on different nodes.
-    assert place(cluster, Shape(8, 1, 2), False, 0.05).replica_link() == between
+    assert place(cluster, Shape(8, 1, 2), False, 0.05).replica_link == between
+
+
+@pytest.mark.parametrize(
+    ("gpus_per_node", "tensor", "slower"), [(8, 8, False), (1, 8, True), (4, 8, True), (6, 4, True)]
+)
+def test_tensor_parallel_ranks_in_several_nodes_talk_over_the_network(gpus_per_node, tensor, slower):
+    sizes = dataclasses.replace(SMALL, attention_heads=24, hidden_size=1536, query_groups=24)
+    configuration = Configuration(Shape(tensor, 1, 24 // tensor), Schedule.ONE_F_ONE_B, 1, 1, 24)
+    training = Training(sizes, 24 * 24 // tensor)
+    one, several = (Appraiser(training, Cluster(H100, 24, size)).costs(configuration) for size in (24, gpus_per_node))
+    assert (several.layers[0].forward_seconds > one.layers[0].forward_seconds) is slower
+    assert all(
+        one.shape.tensor <= gpus_per_node
+        for one in configurations_of(training, Cluster(H100, 24, gpus_per_node), Space())
+    )
 
 
 def test_a_slow_link_is_avoided_by_the_order_of_nodes():

@@ -122,6 +122,14 @@ def test_an_all_reduce_moves_what_a_ring_moves():
     assert with_links - without == pytest.approx(2 * ring, rel=1e-9)
 
 
+def test_an_all_reduce_over_nodes_is_as_slow_as_the_network():
+    inside, over = (transformer_costs(LLAMA_70B, H100, tensor=8, across_nodes=nodes) for nodes in (False, True))
+    sent = 2 * 7 / 8 * 4096 * 8192 * 2
+    slower = 2 * 7 * (10e-6 - 3e-6) + sent / (0.75 * 50e9) - sent / (0.75 * 450e9)
+    for before, after in zip(inside.layers, over.layers, strict=True):
+        assert after.forward_seconds - before.forward_seconds == pytest.approx(2 * slower, rel=1e-9)
+
+
 def test_links_to_single_peers_limit_small_groups():
     mi300x = ACCELERATORS["mi300x"]
     assert mi300x.among_bytes_per_second(2) == 64e9

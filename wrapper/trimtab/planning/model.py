@@ -49,7 +49,7 @@ class Model:
     @property
     def links(self) -> tuple[Link, ...]:
         """[S] as the devices' data sheet has them; empty on CPUs, whose links are anything."""
-        return () if self.on_cpus else self.appraiser.placement(self.configuration).links()
+        return () if self.on_cpus else self.appraiser.placement(self.configuration).links
 
     @property
     def precision(self) -> str:

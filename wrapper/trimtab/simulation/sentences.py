@@ -47,8 +47,8 @@ def assumptions(appraiser: Appraiser) -> list[str]:
         "cross entropy in fp32, as Megatron-core has it without fusion: "
         f"{CROSS_ENTROPY_FORWARD_BYTES + CROSS_ENTROPY_BACKWARD_BYTES} bytes of memory traffic a logit",
         "each microbatch adds its gradients to the fp32 sums in a pass of its own",
-        f"tensor-parallel ranks are in one node, {'with' if training.sequence_parallel else 'without'} sequence "
-        "parallelism, and nothing hides what they exchange",
+        "tensor-parallel ranks exchange over the links in a node, or where their groups are split, over those between "
+        f"nodes, {'with' if training.sequence_parallel else 'without'} sequence parallelism, and nothing hides it",
         f"optimizer state ({training.optimizer}): {_state(training)}; "
         f"{'shared by replicas' if training.distributed_optimizer else 'whole on each replica'}",
         "all sequences are full, and all GPUs equally fast" + (f", but {speeds} of that" if speeds else ""),

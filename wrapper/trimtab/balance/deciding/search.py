@@ -134,6 +134,7 @@ class Appraiser:
                 microbatch_size=microbatch_size,
                 sequence_parallel=self.training.sequence_parallel and tensor > 1,
                 precision=self.training.precision,
+                across_nodes=self.cluster.splits(tensor),
             )
         return self._costs[key]
 
@@ -156,7 +157,7 @@ class Appraiser:
         return Hardware(
             speeds=np.tile(np.array(speeds), (shape.data, 1)),
             memory_bytes=(self.cluster.accelerator.memory_bytes,) * shape.pipeline,
-            links=self.placement(configuration).links(),
+            links=self.placement(configuration).links,
         )
 
     def overhead_seconds(self, configuration: Configuration, parameters: float) -> float:
@@ -167,7 +168,7 @@ class Appraiser:
             memory=self.memory(configuration.shape),
             optimizer=self.training.optimizer,
             replicas=configuration.shape.data,
-            replica_link=self.placement(configuration).replica_link(),
+            replica_link=self.placement(configuration).replica_link,
             precision=self.training.precision,
         )
 
@@ -313,9 +314,8 @@ def configurations_of(training: Training, cluster: Cluster, space: Space) -> Ite
 
 def _shapes(sizes: Sizes, cluster: Cluster, space: Space) -> Iterator[Shape]:
     for tensor in _divisors(math.gcd(sizes.attention_heads, sizes.query_groups, sizes.ffn_hidden_size, cluster.gpus)):
-        in_a_node = cluster.gpus_per_node % tensor == 0 or (cluster.nodes == 1 and tensor <= cluster.gpus_per_node)
         for pipeline in _divisors(cluster.gpus // tensor):
-            possible = in_a_node and pipeline <= sizes.layers
+            possible = not cluster.splits(tensor) and pipeline <= sizes.layers
             if possible and _allows(space.tensor, tensor) and _allows(space.pipeline, pipeline):
                 yield Shape(tensor, pipeline, cluster.gpus // tensor // pipeline)
 

@@ -1,12 +1,14 @@
 """Where the ranks of a shape are, and what they talk over: links between stages, and the order of nodes. Pure.
 
 Ranks count tensor-parallel ranks first, then replicas, then stages, as Megatron-core does; each node takes as many in
-turn as it has GPUs. So tensor-parallel ranks share a node, and a stage is spread over as many nodes as it needs.
+turn as it has GPUs. So tensor-parallel ranks share a node where their number divides its GPUs, and a stage is spread
+over as many nodes as it needs.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations, permutations
 
 from trimtab.balance.model.accelerators import Accelerator
@@ -39,6 +41,10 @@ class Cluster:
         """How many are needed."""
         return math.ceil(self.gpus / self.gpus_per_node)
 
+    def splits(self, tensor: int) -> bool:
+        """Whether some group of tensor-parallel ranks is on two nodes or more."""
+        return self.nodes > 1 and self.gpus_per_node % tensor != 0
+
     def link(self, one: int, other: int) -> Link:
         """From a GPU of a node to one of another, or of the same."""
         accelerator, share = self.accelerator, self.accelerator.achievable.link_ratio
@@ -60,10 +66,12 @@ class Placement:
     order: tuple[int, ...]
     """The node that takes each share of the ranks, in the order of ranks."""
 
+    @cached_property
     def links(self) -> tuple[Link, ...]:
         """[S] from each stage to the next, the last to the first: the slowest of all replicas and tensor ranks."""
         return tuple(self._slowest(self._stage_pairs(stage)) for stage in range(self.shape.pipeline))
 
+    @cached_property
     def replica_link(self) -> Link:
         """The slowest between neighbors in the ring of a stage's replicas."""
         return self._slowest(self._replica_pairs())
@@ -97,6 +105,11 @@ class Placement:
         }
 
     def _slowest(self, shares: set[tuple[int, int]]) -> Link:
+        if not self.cluster.latency_seconds:  # then links are of two kinds alone
+            shares = {
+                min(shares, key=lambda pair: pair[0] == pair[1]),
+                max(shares, key=lambda pair: pair[0] == pair[1]),
+            }
         links = [self.cluster.link(self.order[one], self.order[other]) for one, other in shares]
         return Link(max(link.latency_seconds for link in links), min(link.bytes_per_second for link in links))
 

@@ -124,14 +124,17 @@ def transformer_costs(
     microbatch_size: int = 1,
     sequence_parallel: bool = False,
     precision: str = "bf16",
+    across_nodes: bool = False,
 ) -> Costs:
     """What each part costs on one rank for one microbatch.
 
     `microbatch_size` counts sequences of full length. With `sequence_parallel` norms and residual paths, and what they
     keep, are shared by the tensor-parallel ranks (Korthikanti et al. 2022, section 4.2). What it gathers once more in
-    the backward is taken to be hidden behind matrix products, as Megatron-core does it.
+    the backward is taken to be hidden behind matrix products, as Megatron-core does it. `across_nodes`: some
+    tensor-parallel ranks that share a layer are in different nodes.
     """
-    work = _Work(sizes, accelerator, tensor, microbatch_size, sequence_parallel, ELEMENT_BYTES[precision])
+    element_bytes = ELEMENT_BYTES[precision]
+    work = _Work(sizes, accelerator, tensor, microbatch_size, sequence_parallel, element_bytes, across_nodes)
     return Costs((work.layer(),) * sizes.layers, work.embedding(), work.head(), work.residual_bytes)
 
 
@@ -145,6 +148,7 @@ class _Work:
     microbatch_size: int
     sequence_parallel: bool
     element_bytes: int
+    across_nodes: bool
 
     @property
     def tokens(self) -> int:
@@ -258,9 +262,12 @@ class _Work:
         return bytes_moved / (self.accelerator.memory_bytes_per_second * self.accelerator.achievable.memory_ratio)
 
     def all_reduce_seconds(self, size_bytes: float) -> float:
-        """A ring over the tensor-parallel ranks, inside a node (Thakur et al. 2005, section 4.4)."""
+        """A ring over the tensor-parallel ranks (Thakur et al. 2005, section 4.4), as fast as its slowest link."""
         if self.tensor == 1:
             return 0.0
         accelerator, steps = self.accelerator, 2 * (self.tensor - 1)
-        bandwidth = accelerator.among_bytes_per_second(self.tensor) * accelerator.achievable.link_ratio
-        return steps * (accelerator.node_latency_seconds + size_bytes / self.tensor / bandwidth)
+        latency, bandwidth = accelerator.node_latency_seconds, accelerator.among_bytes_per_second(self.tensor)
+        if self.across_nodes:
+            latency = accelerator.network_latency_seconds
+            bandwidth = min(bandwidth, accelerator.network_bytes_per_second)
+        return steps * (latency + size_bytes / self.tensor / (bandwidth * accelerator.achievable.link_ratio))
