@@ -323,7 +323,7 @@ def test_an_order_is_not_given_against_a_cause_that_is_not_sure():
     decision = weigh(found, situation(**NOT_SURE), POLICY, Ledger())
     assert decision.order is None
     assert verdict(decision, Kind.LAYERS) is Verdict.UNSURE
-    assert decision.reason == "move layers: the cause is not sure (59%)"
+    assert decision.reason == "nothing is sure to help; move layers: the cause is not sure (59%)"
     assert weigh(found, situation(**NOT_SURE | {"confidence": 0.6}), POLICY, Ledger()).order is not None
 
 
@@ -336,11 +336,11 @@ def test_a_suggestion_for_the_next_run_says_that_the_cause_is_not_sure():
 @pytest.mark.parametrize(
     ("found", "fields", "reason"),
     [
-        ([candidate(Kind.LAYERS, 0.01, 0.0)], {}, "move layers: saves less than 2% of a step"),
+        ([candidate(Kind.LAYERS, 0.01, 0.0)], {}, "nothing helps enough; move layers: saves less than 2% of a step"),
         ([], {}, "there is nothing else that is possible"),
         ([], {"unsplit": "so it is"}, "the layers cannot be moved: so it is"),
         ([candidate(Kind.LAYERS)], {"seconds_left": 0.0}, "no step is left that could be faster"),
-        ([candidate(Kind.LAYERS, doubt="who knows")], {}, "move layers: who knows"),
+        ([candidate(Kind.LAYERS, doubt="who knows")], {}, "nothing is sure to help; move layers: who knows"),
     ],
 )
 def test_why_nothing_is_changed(found, fields, reason):

@@ -176,6 +176,7 @@ def test_memory_that_is_apart_from_what_is_predicted_is_told(case, profile):
 
 def test_devices_of_a_kind_that_is_not_known_are_told(case, profile):
     found = case(with_gpus(profile, model="Accelerator X"))
+    assert found.situation.shapes.memory_bytes == math.inf
     assert (
         "What the devices are is not known: the model's parts are in the proportions that H100 SXM has."
         in found.assumptions
@@ -384,6 +385,13 @@ def test_the_model_does_not_overrule_what_was_measured(case, profile):
     requeue = considered(found, Kind.REQUEUE)
     assert requeue.verdict is Verdict.UNSURE
     assert re.match(r"of the current shape the model says [\d.]+ ms a step, and 1,500 ms are measured", requeue.reason)
+
+
+def test_a_model_of_devices_that_are_not_known_is_in_doubt(case, profile):
+    unknown = with_gpus(profile, model="Accelerator X")
+    model_seconds = case(unknown).situation.shapes.current.estimate.step_seconds
+    agreeing = case(scaled(unknown, 1.2 * model_seconds / 1.5))
+    assert agreeing.situation.shapes.doubt == "what the devices are is not known"
 
 
 def test_a_model_that_agrees_with_what_was_measured_is_believed_and_told(case, profile):

@@ -399,3 +399,9 @@ def test_figures_are_worded_with_their_unit():
     assert (milliseconds(0.7351), milliseconds(0.00123), milliseconds(None)) == ("735", "1.23", "-")
     assert (data_size(1536), data_size(400 * 2**20), data_size(1.5 * 2**30)) == ("2 KiB", "400 MiB", "1.5 GiB")
     assert (data_size(None), data_size(2**41)) == ("-", "2.00 TiB")
+
+
+def test_a_stage_that_holds_everything_is_told_as_a_list(profiles):
+    slow = summarize(profiles.make(pipeline=1, data=3, slow=(1, 0, 1.5), steps=80))
+    (finding,) = slow.findings
+    assert finding.text.endswith("; it holds layers 0-7, the embedding and the LM head.")

@@ -136,7 +136,7 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         asked=True,
         seconds_left=_seconds_left(run),
         uneven_data_ratio=next((cost.saving_ratio for cost in diagnosis.causes if cost.cause == "data"), None),
-        shapes=_shapes(run, model) if prior else None,
+        shapes=_shapes(run, model, known) if prior else None,
         nodes=diagnosed.nodes_of,
         recomputes=False,
         unsplit="" if prior else UNKNOWN_ENDS,
@@ -175,17 +175,17 @@ def _model(run: Observed, accelerator: Accelerator) -> Model:
     return Model(run.job, run.shape, cluster, measured_vocabulary(run.job, run.training) or vocabulary_size(run.job))
 
 
-def _shapes(run: Observed, model: Model) -> Shapes:
+def _shapes(run: Observed, model: Model, known: Accelerator | None) -> Shapes:
     """Worked out by the model, which is in doubt where it is far from what was measured of the current shape."""
     shapes = model.shapes()
     predicted_seconds = shapes.current.estimate.step_seconds
-    doubt = ""
+    doubt = "" if known else "what the devices are is not known"
     if abs(predicted_seconds / run.step_seconds - 1) > APART_RATIO:
         doubt = (
             f"of the current shape the model says {milliseconds(predicted_seconds)} ms a step, and "
             f"{milliseconds(run.step_seconds)} ms are measured: what it says of others is no better"
         )
-    return replace(shapes, memory_bytes=model.cluster.accelerator.memory_bytes, doubt=doubt)
+    return replace(shapes, memory_bytes=known.memory_bytes if known else math.inf, doubt=doubt)
 
 
 def _hardware(run: Observed, model: Model, costs: Costs, memory: ParameterMemory, speeds: Floats) -> Hardware:

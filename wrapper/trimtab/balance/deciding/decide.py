@@ -250,7 +250,8 @@ def _nothing_worth(considered: Sequence[Considered], situation: Situation) -> st
         return f"the layers cannot be moved: {situation.unsplit}"
     if nearest is None:
         return "there is nothing else that is possible"
-    return f"{nearest.kind}: {nearest.reason}"
+    text = {Verdict.UNSURE: "nothing is sure to help", Verdict.TOO_LITTLE: "nothing helps enough"}
+    return f"{text.get(nearest.verdict, 'nothing helps')}; {nearest.kind}: {nearest.reason}"
 
 
 def _full(candidate: Candidate) -> str:
