@@ -20,7 +20,7 @@ import numpy as np
 
 from trimtab.balance.diagnosing.diagnose import diagnose
 from trimtab.balance.diagnosing.durations import Durations
-from trimtab.balance.diagnosing.whatif import Replay
+from trimtab.balance.pipeline.replay import Replay
 from trimtab.balance.plan import Place
 from trimtab.diagnosis.traces import load
 

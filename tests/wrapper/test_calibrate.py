@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trimtab.balance.pipeline.calibrate import overheads_seconds
 from trimtab.balance.pipeline.estimate import estimate
+from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Layout
 
@@ -35,6 +36,41 @@ def test_the_overhead_of_estimated_steps_is_found_again(virtual, speeds, overhea
         [step.step_seconds], forward[None], backward[None], plan, hardware, boundary_bytes=COSTS.boundary_bytes
     )
     assert found == pytest.approx([overhead], abs=1e-9)
+
+
+@given(
+    schedule=st.sampled_from([Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED]),
+    microbatches=st.lists(st.sampled_from([3, 6, 9]), min_size=1, max_size=4),
+    latency=st.floats(0, 2),
+    boundary_bytes=st.floats(0, 50),
+    seed=st.integers(0, 1000),
+)
+@settings(deadline=None, max_examples=50)
+def test_all_steps_at_once_are_as_one_by_one(schedule, microbatches, latency, boundary_bytes, seed):
+    stages, virtual = 3, 2 if schedule is Schedule.INTERLEAVED else 1
+    plan = Plan(Layout.uniform(6, stages, virtual), schedule, tuple(microbatches), (0,) * stages)
+    links = tuple(Link(latency * number, 8.0 * number) for number in (1, 2, 3))
+    hardware = Hardware(np.ones((len(microbatches), stages)), (np.inf,) * stages, links)
+    forward, backward = np.random.default_rng(seed).uniform(1, 9, (2, 4, len(microbatches), stages))
+    longest = [max(one_by_one(plan, *step, links, boundary_bytes)) for step in zip(forward, backward, strict=True)]
+    assert overheads_seconds([0.0] * 4, forward, backward, plan, hardware, boundary_bytes) == pytest.approx(
+        -np.array(longest), rel=1e-12
+    )
+
+
+def one_by_one(plan, forward_seconds, backward_seconds, links, boundary_bytes):
+    virtual = plan.layout.virtual
+    for microbatches, forward, backward in zip(plan.microbatches, forward_seconds, backward_seconds, strict=True):
+        forward, backward = (np.tile(one / virtual / microbatches, virtual)[:, None] for one in (forward, backward))
+        yield simulate(
+            plan.schedule,
+            plan.layout.stages,
+            np.repeat(forward, microbatches, axis=1),
+            backward,
+            0.0,
+            links=links,
+            boundary_bytes=boundary_bytes,
+        ).duration_seconds
 
 
 def test_a_step_is_set_against_its_own_compute():

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from trimtab.balance.diagnosing.diagnose import diagnose
 from trimtab.balance.diagnosing.durations import Durations
-from trimtab.balance.diagnosing.whatif import Replay, coalition_values, shapley
+from trimtab.balance.diagnosing.whatif import coalition_values, shapley
+from trimtab.balance.pipeline.replay import Replay
 from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Link, Schedule
 from trimtab.protocol import Balance

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.balance.diagnosing.durations import LEAST_STEPS, Durations
-from trimtab.balance.diagnosing.whatif import Replay
+from trimtab.balance.pipeline.replay import Replay
 from trimtab.balance.plan import Floats, Place
 from trimtab.protocol import Balance
 from trimtab.protocol.tables import job_from_dict

@@ -28,7 +28,8 @@ from trimtab.balance.diagnosing.findings import (
     slow_stages,
 )
 from trimtab.balance.diagnosing.links import SlowLink, slow_links, typical_transfers
-from trimtab.balance.diagnosing.whatif import Coalition, Replay, coalition_values, shapley
+from trimtab.balance.diagnosing.whatif import Coalition, coalition_values, shapley
+from trimtab.balance.pipeline.replay import Replay
 from trimtab.balance.plan import Floats, Place
 from trimtab.protocol import Balance
 

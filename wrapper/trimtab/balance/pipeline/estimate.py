@@ -117,7 +117,7 @@ def _simulate_replicas(costs: Costs, memory: ParameterMemory, plan: Plan, hardwa
     return tuple(simulations[kind] for kind in kinds)
 
 
-def together_seconds(pipeline_seconds: Sequence[float], stage_seconds: Floats, hardware: Hardware) -> float:
+def together_seconds(pipeline_seconds: Sequence[float] | Floats, stage_seconds: Floats, hardware: Hardware) -> float:
     """How long the pipelines of all replicas take, which meet at the end of a step.
 
     That is the longest of them, where each rank has a device of its own. Where ranks share cores it is no less than all
