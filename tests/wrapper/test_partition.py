@@ -410,7 +410,7 @@ def test_where_nothing_fits_the_least_lack_is_named(recompute):
         solve(costs, hardware(3, memory_bytes=memory_bytes), recompute=recompute)
     lacking = caught.value.lacking_bytes
     assert f"stage {caught.value.stage}" in str(caught.value)
-    assert f"lacks {lacking:.4g} bytes of 1e+08" in str(caught.value)
+    assert f"lacks {lacking / 2**20:,.1f} MiB of 95.4 MiB" in str(caught.value)
     assert ("recompute layers" in str(caught.value)) == (recompute == "none")
     assert "distributed optimizer" in str(caught.value)
     assert "smaller microbatches or more stages" in str(caught.value)

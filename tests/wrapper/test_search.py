@@ -188,6 +188,12 @@ def test_configurations_use_every_gpu_and_all_sequences(gpus):
         assert (one.virtual > 1) == (one.schedule is Schedule.INTERLEAVED)
 
 
+def test_three_chunks_are_tried_where_they_are_uneven():
+    training = Training(dataclasses.replace(SMALL, layers=33), 64)
+    found = configurations_of(training, Cluster(H100, 4), Space(pipeline=(4,), schedules=(Schedule.INTERLEAVED,)))
+    assert {one.virtual for one in found} == {2, 3, 4, 8}
+
+
 def test_a_space_narrows_the_search():
     space = Space(tensor=(2,), pipeline=(2,), virtual=(3,), microbatch_size=(2,))
     found = list(configurations_of(Training(SMALL, 16), Cluster(H100, 8), space))

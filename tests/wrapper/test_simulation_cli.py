@@ -163,6 +163,25 @@ def test_a_plan_without_a_pipeline_has_no_schedule():
     assert set(schedule.split()[1:]) == {"-"}
 
 
+def test_on_cpus_only_proportions_are_told():
+    result = run(*SMALL, "--gpu", "cpu")
+    assert "only proportions mean anything" in result.stdout
+    assert not re.search(r"MFU\)? +\d|\binf\b", result.stdout)
+    assert figures(*SMALL, "--gpu", "cpu")["chosen"]["utilization_ratio"] is None
+
+
+def test_one_token_is_one():
+    assert "of 1 token," in run(*SMALL, "--sequence-length", 1).stdout
+
+
+def test_a_timeline_that_cannot_be_written_is_named(tmp_path):
+    pytest.importorskip("plotly")
+    path = tmp_path / "absent" / "x.html"
+    result = run(*SMALL, "--timeline", path)
+    assert result.exit_code == 2
+    assert f"'{path}'" in result.stderr
+
+
 def test_options_override_a_preset():
     found = figures("--preset", "7b", "--gpus", 4, "--layers", 4, "--sequence-length", 512)["model"]
     assert (found["layers"], found["sequence_length"], found["hidden_size"]) == (4, 512, 4096)
@@ -204,12 +223,13 @@ def test_a_timeline_is_one_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--preset", "7b", "--gpus", "8", "--layers", "100000000"], "model.layers = 100000000: at most 2,000"),
         (["--gpus", "8"], "--layers, --hidden-size.*choose from: 7b, 13b"),
         (["--preset", "70b", "--gpus", "8", "--tensor", "3"], "tensor 3.*choose from: 1, 2, 4, 8"),
         (["--preset", "70b", "--gpus", "8", "--pipeline", "16"], "pipeline 16.*choose from: 1, 2, 4, 8"),
         (["--preset", "70b", "--gpus", "8", "--microbatch-size", "5"], "microbatch_size 5.*choose from: 1, 2, 4"),
         (["--preset", "70b", "--gpus", "8", "--tensor", "8", "--virtual", "2"], "virtual 2.*choose from: 1"),
-        (["--preset", "70b", "--gpus", "8", "--optimizer", "device"], "nothing fits.*device 159 GB, host 53 GB"),
+        (["--preset", "70b", "--gpus", "8", "--optimizer", "device"], "nothing fits.*device 147.8 GiB, host 49.3 GiB"),
         (["--preset", "70b", "--gpus", "8", "--attention-heads", "60"], "attention_heads = 60.*choose from: 1, 2, 4"),
         (["--preset", "70b", "--gpus", "8", "--speed", "2=0.8"], "--speed '2=0.8'.*--pipeline"),
         (["--preset", "70b", "--gpus", "8", "--pipeline", "4", "--speed", "4=1"], "choose from: 0 to 3"),

@@ -52,7 +52,10 @@ def resource(package: str, name: str) -> str:
 
 def write(path: Path, text: str) -> None:
     """Write the file; whoever reads meanwhile sees the old one or the new one, never a half. Raises OSError."""
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    except OSError as error:  # of a file that nobody has named
+        raise OSError(error.errno, error.strerror, str(path)) from error
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)

@@ -17,6 +17,7 @@ from trimtab.balance.model.placement import Cluster
 from trimtab.balance.model.transformer import OptimizerState, Sizes, parameter_memory
 from trimtab.balance.plan import Schedule
 from trimtab.protocol import Balance, Layout
+from trimtab.wording import data_size
 
 
 class NoPlan(ValueError):
@@ -79,9 +80,13 @@ class Comparison:
         tokens = self.training.global_batch_size * self.training.sizes.sequence_length
         return tokens / outcome.estimate.step_seconds
 
-    def utilization_ratio(self, outcome: Outcome) -> float:
-        """Model FLOPs utilization: of the peak of all GPUs, nothing recomputed counted (Chowdhery et al. 2022, B)."""
+    def utilization_ratio(self, outcome: Outcome) -> float | None:
+        """Model FLOPs utilization: of the peak of all GPUs, nothing recomputed counted (Chowdhery et al. 2022, B).
+
+        None where the peak is not known."""
         cluster = self.question.cluster
+        if cluster.accelerator.only_proportions:
+            return None
         flops = self.tokens_per_second(outcome) * self.training.sizes.model_flops_per_token
         return flops / (cluster.gpus * cluster.accelerator.flops_per_second)
 
@@ -191,9 +196,9 @@ _PINS: Mapping[str, Callable[[Configuration], int]] = {
 
 def _why_none(question: Question, states: tuple[StateNeed, ...]) -> str:
     cluster = question.cluster
-    needs = ", ".join(f"{need.optimizer} {need.device_bytes / 1e9:,.0f} GB" for need in states)
+    needs = ", ".join(f"{need.optimizer} {data_size(need.device_bytes)}" for need in states)
     return (
-        f"nothing fits into the {cluster.accelerator.memory_bytes / 1e9:,.0f} GB of each of {cluster.gpus} GPUs: "
+        f"nothing fits into the {data_size(cluster.accelerator.memory_bytes)} of each of {cluster.gpus} GPUs: "
         f"weights, gradients and optimizer state alone take at least, by where that state is kept: {needs}; take more "
         "GPUs, GPUs with more memory, or another --optimizer"
     )

@@ -1,6 +1,5 @@
 """What the figures rest on, and where they end, in sentences with their numbers."""
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
@@ -13,7 +12,12 @@ from trimtab.balance.model.transformer import (
 )
 from trimtab.simulation.compare import Comparison
 from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
+from trimtab.wording import data_size
 
+ONLY_PROPORTIONS = (
+    "On CPUs only proportions mean anything, of one figure to another: how fast these are is assumed, how much they hold "
+    "is not looked at."
+)
 _STATES = {
     OptimizerState.DEVICE: "weights bf16; gradients, main parameters and both moments fp32, all on the GPU",
     OptimizerState.HOST: "weights bf16 and gradients fp32 on the GPU; main parameters and both moments fp32 in the "
@@ -32,10 +36,11 @@ def assumptions(appraiser: Appraiser) -> list[str]:
     accelerator, training = appraiser.cluster.accelerator, appraiser.training
     share = accelerator.achievable
     speeds = ", ".join(f"stage {stage}: {speed:g}" for stage, speed in sorted(appraiser.speeds.items()))
-    arithmetic, memory = "bf16", f"{accelerator.memory_bytes / 1e9:,.0f} GB"
-    if math.isinf(accelerator.memory_bytes):  # a CPU: its memory is not counted, and it computes in fp32
+    arithmetic, memory = "bf16", f"{accelerator.memory_bytes / 1e9:,.0f} GB ({data_size(accelerator.memory_bytes)})"
+    if accelerator.only_proportions:  # a CPU: its memory is not counted, and it computes in fp32
         arithmetic, memory = "fp32", "memory"
     return [
+        *([ONLY_PROPORTIONS.rstrip(".")] if accelerator.only_proportions else []),
         f"{accelerator.name}: {accelerator.flops_per_second / 1e12:,g} TFLOP/s in dense {arithmetic}, {memory} "
         f"at {accelerator.memory_bytes_per_second / 1e9:,.0f} GB/s, links of "
         f"{accelerator.peer_bytes_per_second / 1e9:,.0f} GB/s in a node and "
@@ -72,7 +77,7 @@ def _fails(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
         if state.device_bytes > capacity:
             yield (
                 f"memory: with --optimizer {state.optimizer} a parameter takes {state.bytes_per_parameter:g} bytes, "
-                f"{state.device_bytes / 1e9:,.0f} GB of each GPU's {capacity / 1e9:,.0f} GB before any activation"
+                f"{data_size(state.device_bytes)} of each GPU's {data_size(capacity)} before any activation"
             )
     for shape, those in groupby((need for need in needs if need.obstacle), key=lambda need: need.shape):
         reasons = "; ".join(f"{need.run}: {need.obstacle}" for need in those)

@@ -14,9 +14,9 @@ from trimtab.balance.deciding.search import Outcome
 from trimtab.simulation.compare import Comparison
 from trimtab.simulation.figures import stage_layers
 from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
-from trimtab.simulation.sentences import assumptions, fails_where
+from trimtab.simulation.sentences import ONLY_PROPORTIONS, assumptions, fails_where
 from trimtab.terminal import bullet, ruled_table, show_parts
-from trimtab.wording import ABSENT, count, percent, plural
+from trimtab.wording import ABSENT, count, data_size, percent, plural
 
 MOST_GROUPS = 4
 """Of equal neighbors, in a list of one figure for each stage."""
@@ -36,9 +36,11 @@ def _parts(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
     )
     yield Text(
         f"{plural(training.sizes.layers, 'layer')}, a step of {plural(training.global_batch_size, 'sequence')} of "
-        f"{training.sizes.sequence_length:,} tokens, optimizer state: {training.optimizer}",
+        f"{plural(training.sizes.sequence_length, 'token')}, optimizer state: {training.optimizer}",
         style="dim",
     )
+    if cluster.accelerator.only_proportions:
+        yield Text(ONLY_PROPORTIONS)
     yield Padding(_plans(comparison), (1, 0, 0, 2), expand=False)
     ratio = comparison.static.estimate.step_seconds / comparison.chosen.estimate.step_seconds
     tried = comparison.search.considered
@@ -77,7 +79,7 @@ def _plans(comparison: Comparison) -> Table:
 def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
     configuration, estimate = outcome.configuration, outcome.estimate
     chunks = f" x {configuration.virtual}" if configuration.virtual > 1 else ""
-    memory = f"{max(outcome.memory_bytes) / 1e9:,.1f} GB"
+    memory = data_size(max(outcome.memory_bytes))
     rows = {
         "shape": str(configuration.shape),
         "schedule": f"{configuration.schedule}{chunks}" if configuration.shape.pipeline > 1 else ABSENT,
@@ -91,8 +93,9 @@ def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
         "bubble": percent(estimate.bubble_ratio),
         "memory": memory if outcome.fits else f"{memory}: too much",
         "tokens a second": count(comparison.tokens_per_second(outcome)),
-        "utilization (MFU)": percent(comparison.utilization_ratio(outcome)),
     }
+    if not comparison.question.cluster.accelerator.only_proportions:
+        rows["utilization (MFU)"] = percent(comparison.utilization_ratio(outcome))
     if comparison.question.cluster.latency_seconds:
         rows["order of nodes"] = ", ".join(map(str, outcome.node_order))
     return rows
@@ -120,7 +123,7 @@ def _needs(needs: Sequence[Need]) -> Table:
                 str(reached.configuration.microbatches),
                 percent(reached.estimate.stage_efficiency_ratio),
                 percent(reached.estimate.bubble_ratio),
-                f"{max(reached.memory_bytes) / 1e9:,.1f} GB",
+                data_size(max(reached.memory_bytes)),
             ]
         shape = f"{need.shape.tensor} x {need.shape.pipeline}"
         table.add_row(shape, need.run, percent(need.balance_ratio), *figures, style="" if reached else "dim")

@@ -194,8 +194,8 @@ class Appraiser:
         needed, capacity = share * self.memory(configuration.shape).total_bytes, self.cluster.accelerator.memory_bytes
         if needed > capacity:
             raise NoLayout(
-                f"weights, gradients and optimizer state alone take {needed / 1e9:,.0f} GB of {capacity / 1e9:,.0f} GB "
-                "a device; take more GPUs, or keep optimizer state elsewhere"
+                f"weights, gradients and optimizer state alone take {needed / 2**30:,.1f} GiB of "
+                f"{capacity / 2**30:,.1f} GiB a device; take more GPUs, or keep optimizer state elsewhere"
             )
 
     def plan(self, configuration: Configuration, layout: Layout, recomputed_layers: tuple[int, ...]) -> Plan:
@@ -321,13 +321,13 @@ def _shapes(sizes: Sizes, cluster: Cluster, space: Space) -> Iterator[Shape]:
 
 
 def _virtuals(layers: int, stages: int, schedule: Schedule, asked: tuple[int, ...]) -> list[int]:
-    """Chunks a stage; of those not asked for powers of two up to 8, and what gives all chunks equally many layers."""
+    """Chunks a stage; of those not asked for 2, 3, 4 and 8, and what gives all chunks equally many layers."""
     if schedule is not Schedule.INTERLEAVED:
         return [1] if _allows(asked, 1) else []
     if stages == 1:
         return []
     possible = range(2, layers // stages + 1)
-    return [n for n in possible if n in asked or (not asked and (n in (2, 4, 8) or layers % (stages * n) == 0))]
+    return [n for n in possible if n in asked or (not asked and (n in (2, 3, 4, 8) or layers % (stages * n) == 0))]
 
 
 def _is_starting_point(configuration: Configuration, policy: Balance) -> bool:

@@ -209,11 +209,16 @@ class _Plans:
         none = "no layout fits" if proved else "found no layout that fits"
         return NoLayout(
             f"{shortage.layers} layers over {problem.stages} stages: {none}; at best stage {stage}, with "
-            f"{int((ends - starts).sum())} layers, lacks {lacking[stage]:.4g} bytes of "
-            f"{problem.hardware.memory_bytes[stage]:.4g}; {', or '.join(ways)}",
+            f"{int((ends - starts).sum())} layers, lacks {_readable(lacking[stage])} of "
+            f"{_readable(problem.hardware.memory_bytes[stage])}; {', or '.join(ways)}",
             stage,
             lacking[stage],
         )
+
+
+def _readable(size_bytes: float) -> str:
+    """In GiB, below one in MiB."""
+    return f"{size_bytes / 2**30:,.1f} GiB" if size_bytes >= 2**30 else f"{size_bytes / 2**20:,.1f} MiB"
 
 
 def _bound_seconds(table: StageCosts) -> float:

@@ -55,6 +55,11 @@ class Accelerator:
     network_latency_seconds: float = 10e-6
     """Of one hop between nodes. Assumed."""
 
+    @property
+    def only_proportions(self) -> bool:
+        """Whether it stands for any CPU: then its seconds mean nothing but what parts cost relative to one another."""
+        return math.isinf(self.memory_bytes)
+
     def among_bytes_per_second(self, devices: int) -> float:
         """What one device sends to `devices` - 1 others of its node together."""
         return min(self.node_bytes_per_second, max(1, devices - 1) * self.peer_bytes_per_second)

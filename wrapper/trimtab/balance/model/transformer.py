@@ -13,8 +13,10 @@ from enum import StrEnum
 
 from trimtab.balance.model.accelerators import Accelerator
 from trimtab.balance.plan import Costs, ParameterMemory, Part
-from trimtab.protocol import Job
+from trimtab.protocol import Job, JobError
 
+MOST_LAYERS = 2000
+"""With more, searches take minutes, and memory by the square."""
 VOCABULARY_MULTIPLE = 128
 """The ranks pad the vocabulary of a job's tokenizer to a multiple of this."""
 FP32_BYTES = 4
@@ -73,8 +75,13 @@ class Sizes:
 
 
 def sizes_of(job: Job, vocabulary_size: int) -> Sizes:
-    """The sizes of a job's model. `vocabulary_size` is the tokenizer's, which the ranks pad."""
+    """The sizes of a job's model. `vocabulary_size` is the tokenizer's, which the ranks pad.
+
+    Raises JobError for more than `MOST_LAYERS`.
+    """
     model = job.model
+    if model.layers > MOST_LAYERS:
+        raise JobError("model.layers", model.layers, f"at most {MOST_LAYERS:,} layers can be planned")
     return Sizes(
         layers=model.layers,
         hidden_size=model.hidden_size,
