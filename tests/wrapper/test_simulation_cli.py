@@ -165,7 +165,7 @@ def test_a_plan_without_a_pipeline_has_no_schedule():
 
 def test_on_cpus_only_proportions_are_told():
     result = run(*SMALL, "--gpu", "cpu")
-    assert "only proportions mean anything" in result.stdout
+    assert "only proportions of figures mean anything" in result.stdout
     assert not re.search(r"MFU\)? +\d|\binf\b", result.stdout)
     assert figures(*SMALL, "--gpu", "cpu")["chosen"]["utilization_ratio"] is None
 

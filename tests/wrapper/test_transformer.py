@@ -130,6 +130,13 @@ def test_an_all_reduce_over_nodes_is_as_slow_as_the_network():
         assert after.forward_seconds - before.forward_seconds == pytest.approx(2 * slower, rel=1e-9)
 
 
+def test_a_tiny_layer_takes_as_long_as_its_launches():
+    costs = transformer_costs(Sizes(2, 64, 2, 2, 128, 128, 16), H100)
+    for part in (*costs.layers, costs.head):
+        seconds = (part.forward_seconds, part.backward_input_seconds, part.backward_weight_seconds)
+        assert seconds == (12 * 5e-6,) * 3
+
+
 def test_links_to_single_peers_limit_small_groups():
     mi300x = ACCELERATORS["mi300x"]
     assert mi300x.among_bytes_per_second(2) == 64e9
@@ -140,7 +147,7 @@ def test_links_to_single_peers_limit_small_groups():
 @hypothesis_settings(deadline=None, max_examples=30)
 @given(name=st.sampled_from(sorted(ACCELERATORS)), microbatch_size=st.integers(1, 8))
 def test_costs_grow_with_the_microbatch(name, microbatch_size):
-    sizes = Sizes(1, 256, 4, 2, 512, 1024, 128)
+    sizes = Sizes(1, 4096, 32, 8, 14336, 32000, 2048)  # more than its launches
     one = transformer_costs(sizes, ACCELERATORS[name], microbatch_size=microbatch_size)
     two = transformer_costs(sizes, ACCELERATORS[name], microbatch_size=2 * microbatch_size)
     for part in ("embedding", "head"):

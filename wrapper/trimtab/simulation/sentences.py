@@ -8,6 +8,7 @@ from trimtab.balance.model.transformer import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
     FLASH_BACKWARD,
+    KERNELS,
     OptimizerState,
 )
 from trimtab.simulation.compare import Comparison
@@ -15,8 +16,8 @@ from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
 from trimtab.wording import data_size
 
 ONLY_PROPORTIONS = (
-    "On CPUs only proportions mean anything, of one figure to another: how fast these are is assumed, how much they hold "
-    "is not looked at."
+    "On CPUs only proportions of figures mean anything: how fast these are is assumed, how much they "
+    "hold is not looked at."
 )
 _STATES = {
     OptimizerState.DEVICE: "weights bf16; gradients, main parameters and both moments fp32, all on the GPU",
@@ -57,7 +58,9 @@ def assumptions(appraiser: Appraiser) -> list[str]:
         f"optimizer state ({training.optimizer}): {_state(training)}; "
         f"{'shared by replicas' if training.distributed_optimizer else 'whole on each replica'}",
         "all sequences are full, and all GPUs equally fast" + (f", but {speeds} of that" if speeds else ""),
-        "kernel launches are free: many small chunks look better than they are",
+        f"a layer, or the head, launches {KERNELS} kernels in its forward and in each half of its backward, and takes "
+        f"no less than {share.launch_seconds * 1e6:g} us for each",
+        "a chunk takes nothing beside its layers: many small chunks look better than they are",
         "not counted as memory: what CUDA, NCCL and the allocator's fragments take, for which there are the 7 % that a "
         "GPU has beyond the gigabytes of its data sheet",
         "stage efficiency counts recomputed layers as work; utilization (MFU) does not",

@@ -1,7 +1,8 @@
 """What accelerators can do: the figures of their data sheets, and the share of them that real programs reach.
 
-Data sheets give peaks. No program reaches them, so every time worked out here rests on four shares that are assumed,
-the same for all accelerators: they are stated in one place (`Achievable`) and belong into every output that uses them.
+Data sheets give peaks. No program reaches them, so every time worked out here rests on four shares and the time of a
+launch that are assumed, the same for all accelerators: they are stated in one place (`Achievable`) and belong into
+every output that uses them.
 """
 
 import math
@@ -12,7 +13,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Achievable:
-    """The share of a peak that large, well-shaped work reaches. Assumed, not measured."""
+    """The share of a peak that large, well-shaped work reaches, and what small work takes. Assumed, not measured."""
 
     matmul_ratio: float = 0.65
     """Of the arithmetic peak, in matrix products. Megatron-LM reports 47 % of the peak for whole training steps on
@@ -24,6 +25,8 @@ class Achievable:
     """Of the memory bandwidth, in element-wise work."""
     link_ratio: float = 0.75
     """Of a link's bandwidth."""
+    launch_seconds: float = 5e-6
+    """Of one kernel, by the host. It is hidden where the device takes longer."""
 
 
 @dataclass(frozen=True)

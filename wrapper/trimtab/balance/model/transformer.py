@@ -2,13 +2,14 @@
 
 The model is what the ranks build: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no biases, no dropout. An
 operation takes as long as the slower of its arithmetic and its memory traffic (roofline, Williams et al.
-2009); what tensor-parallel ranks exchange comes on top, not overlapped.
+2009); what tensor-parallel ranks exchange comes on top, not overlapped. The host launches kernels ahead of the device:
+a layer or head takes no less than its launches.
 
 Sizes in formulas: T tokens of a microbatch, h hidden, k width of all keys (= of all values), f MLP, V vocabulary,
 t tensor-parallel ranks, e bytes of an element.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from trimtab.balance.model.accelerators import Accelerator
@@ -20,6 +21,8 @@ MOST_LAYERS = 2000
 VOCABULARY_MULTIPLE = 128
 """The ranks pad the vocabulary of a job's tokenizer to a multiple of this."""
 FP32_BYTES = 4
+KERNELS = 12
+"""Of a layer, or of the head, in its forward and in either half of its backward: about as many. Assumed."""
 FLASH_BACKWARD = 2.5
 """Backward over forward of fused attention: five matrix products for two, the scores being computed again
 (Dao 2023, FlashAttention-2, section 4.1)."""
@@ -142,7 +145,8 @@ def transformer_costs(
     """
     element_bytes = ELEMENT_BYTES[precision]
     work = _Work(sizes, accelerator, tensor, microbatch_size, sequence_parallel, element_bytes, across_nodes)
-    return Costs((work.layer(),) * sizes.layers, work.embedding(), work.head(), work.residual_bytes)
+    layer, head = (work.launched(part) for part in (work.layer(), work.head()))
+    return Costs((layer,) * sizes.layers, work.embedding(), head, work.residual_bytes)
 
 
 @dataclass(frozen=True)
@@ -244,6 +248,16 @@ class _Work:
             parameters=parameters + h,
             activation_bytes=kept_bytes,
             recomputed_bytes=kept_bytes,
+        )
+
+    def launched(self, part: Part) -> Part:
+        """A part that takes no less than the launches of its kernels."""
+        least = KERNELS * self.accelerator.achievable.launch_seconds
+        return replace(
+            part,
+            forward_seconds=max(part.forward_seconds, least),
+            backward_input_seconds=max(part.backward_input_seconds, least),
+            backward_weight_seconds=max(part.backward_weight_seconds, least),
         )
 
     def matrix_seconds(self, inner: float, outer: float) -> float:
