@@ -105,18 +105,28 @@ class StageCosts:
 
     def _fewest_recomputed(self, stage: int, starts: Cuts, ends: Cuts) -> tuple[Cuts, npt.NDArray[np.bool_]]:
         held = (ends - starts).sum(axis=1)
-        recomputed, fits = np.zeros_like(held), np.zeros(len(held), np.bool_)
+        # No fewer than without the layer that is there once more: what is kept only falls, so halving finds them.
+        recomputed, most = np.zeros_like(held), held.copy()
+        while (recomputed < most).any():
+            middle = (recomputed + most) // 2
+            short = self.lacking_bytes(stage, starts, ends, middle, transient=False) > ROUNDING_BYTES
+            recomputed, most = (
+                np.where(short & (recomputed < most), middle + 1, recomputed),
+                np.where(short, most, middle),
+            )
+        fits = np.zeros(len(held), np.bool_)
         rows = np.arange(len(held))
-        count = 0
         while len(rows):
-            fitting = self.lacking_bytes(stage, starts[rows], ends[rows], np.full(len(rows), count)) <= ROUNDING_BYTES
-            recomputed[rows[fitting]] = count
-            fits[rows[fitting]] = True
-            count += 1
-            rows = rows[~fitting & (count <= held[rows])]
-        return recomputed, fits
+            lacking = self.lacking_bytes(stage, starts[rows], ends[rows], recomputed[rows])
+            fits[rows] = lacking <= ROUNDING_BYTES
+            rows = rows[~fits[rows]]
+            recomputed[rows] += 1
+            rows = rows[recomputed[rows] <= held[rows]]
+        return np.where(fits, recomputed, 0), fits
 
-    def lacking_bytes(self, stage: int, starts: Cuts, ends: Cuts, recomputed: Cuts) -> Floats:
+    def lacking_bytes(
+        self, stage: int, starts: Cuts, ends: Cuts, recomputed: Cuts, *, transient: bool = True
+    ) -> Floats:
         """[N] by how much the peak of a stage exceeds its memory: `memory.stage_memory_bytes`, row by row."""
         if np.isposinf(self._capacity[stage]):
             return np.full(len(starts), -np.inf)
@@ -124,9 +134,8 @@ class StageCosts:
         static = (self._static[ends] - self._static[starts]).sum(axis=1) + self._end_static[stage]
         kept = self._kept[ends] - self._kept[splits] + self._kept_recomputed[splits] - self._kept_recomputed[starts]
         activations = ((kept + self._end_kept[stage]) @ self._mixes[stage].T).max(axis=1)
-        transient = self._largest_saved[starts, splits].max(axis=1)
-        lacking: Floats = static + activations + transient - self._capacity[stage]
-        return lacking
+        lacking: Floats = static + activations - self._capacity[stage]
+        return lacking + self._largest_saved[starts, splits].max(axis=1) if transient else lacking
 
     def arriving_bytes(self, stage: int, starts: Cuts, ends: Cuts) -> Floats:
         """[N] of the layers that are on another stage now."""
