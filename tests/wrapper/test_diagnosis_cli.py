@@ -121,6 +121,22 @@ def test_a_probe_tells_hardware_from_layers(stored, profile):
     assert texts(sound, "probe") == texts(sound, "limit") == []
 
 
+def test_probes_on_cpus_have_to_be_far_apart_to_tell(stored, profiles, profile):
+    assert diagnosed(stored(with_probes(profile, slow=3, factor=1.2)))["cause"] == "intrinsic"
+    ranks = dict(profile.training.ranks)
+    ranks["device"] = np.array([f"GPU-{rank}" for rank in ranks["rank"]])
+    on_gpus = profiles.change(with_probes(profile, slow=3, factor=1.2), training={"ranks": ranks})
+    assert diagnosed(stored(on_gpus))["slow_places"][0]["slower_ratio"] == pytest.approx(0.2)
+
+
+def test_of_several_probes_the_last_one_counts(stored, profile):
+    probes = with_probes(profile, slow=3, factor=0.85 / 0.6).training.probes
+    late = probes | {"seconds": np.where(probes["step"] < 20, 0.01, probes["seconds"])}
+    training = dataclasses.replace(profile.training, probes=late)
+    found = diagnosed(stored(dataclasses.replace(profile, training=training)))
+    assert found["slow_places"][0]["slower_ratio"] == pytest.approx(0.85 / 0.6 - 1)
+
+
 def test_a_throttled_gpu_is_evidence_with_its_clock_its_reason_and_its_node(stored, profile):
     found = diagnosed(stored(on_gpus(profile, hot=2)))
     assert (found["cause"], found["ranks"], found["nodes"]) == ("hardware", [2, 3], ["n2"])

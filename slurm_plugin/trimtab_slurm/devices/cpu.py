@@ -38,13 +38,15 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Slurm numbers its own steps (batch, extern, interactive, pending) from the top."""
 SETTLED_SECONDS = 10.0
 """A process of this age no longer becomes a task's: slurmstepd forks first, then changes user and environment."""
+TASK_PREFIX = "cpu-"
+"""What the uuid of a task begins with."""
 SHORTEST_SECONDS = 0.02
 """Two clock ticks: below, a rate would be rounding error."""
 
 
 def task_uuid(node: str, task: int) -> str:
     """The uuid of an srun task (SLURM_PROCID) on a node as a device."""
-    return f"cpu-{node}-task{task}"
+    return f"{TASK_PREFIX}{node}-task{task}"
 
 
 class CpuSource:

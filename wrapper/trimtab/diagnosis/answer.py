@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Answer:
     ranks_of: Mapping[Place, tuple[int, ...]]
     nodes_of: Mapping[Place, tuple[str, ...]]
     """Empty for a trace: it names no nodes."""
+    probed: Mapping[Place, float] = field(default_factory=dict)
+    """How many times as long as the typical one a place took for the probe's fixed work; empty: none was probed."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -63,7 +65,7 @@ def of_profile(recorded: Recorded) -> Answer:
         try:
             training = profiles.read(profile.training)
             least = training.policy.clear_ratio
-            probed = readings.probe_slowness(profile.training.probes, least)
+            probed = readings.probe_slowness(profile.training, least)
             read = readings.readings(profile, recorded.summary.devices, training.start_seconds, training.end_seconds)
             known = readings.by_place(probed or readings.clock_slowness(read, least), training.ranks)
             found = diagnose(training.durations, training.policy, known)
@@ -71,7 +73,8 @@ def of_profile(recorded: Recorded) -> Answer:
             raise DiagnosisError(f"{recorded.file}: {error}") from error
     devices = readings.evidence(read, probed, least)
     found = replace(found, evidence=(*found.evidence, *_of_nodes(found, training.nodes), *devices))
-    return Answer(str(recorded.file), found, training.ranks, training.nodes)
+    probed_places = readings.by_place(probed, training.ranks)
+    return Answer(str(recorded.file), found, training.ranks, training.nodes, probed_places)
 
 
 def _of_nodes(found: Diagnosis, nodes_of: Mapping[Place, tuple[str, ...]]) -> Iterator[Evidence]:

@@ -1,5 +1,6 @@
 """What the devices themselves say: probes of their speed, clocks, throttling, temperature. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,13 @@ from trimtab.report.devices import THROTTLED_RATIO
 from trimtab.report.figures import device_name
 from trimtab.report.summary import Device, Throttling
 from trimtab.wording import percent
-from trimtab_slurm.contents import DeviceProfile, Profile, Table
+from trimtab_slurm.contents import DeviceProfile, Profile, TrainingProfile
+from trimtab_slurm.devices.cpu import TASK_PREFIX
 from trimtab_slurm.devices.nvml_events import POWER_CAP
 
+CPU_PROBE_RATIO = 0.25
+"""How far apart probes on CPUs have to be: ranks share cores and caches with whatever else runs there, and have been
+seen to differ by 15 % from one probe to the next."""
 WARMER_CELSIUS = 10.0
 """From here on a slow GPU's temperature is worth a word."""
 
@@ -80,18 +85,24 @@ def clock_slowness(found: Sequence[Reading], least_ratio: float) -> dict[int, fl
     }
 
 
-def probe_slowness(probes: Table, least_ratio: float) -> dict[int, float]:
-    """Rank -> how many times as long as the typical rank it takes for the probe; 1 where below `least_ratio`: noise."""
+def probe_slowness(training: TrainingProfile, least_ratio: float) -> dict[int, float]:
+    """Rank -> how many times as long as the typical rank its last probe took; 1 where it is too near to tell.
+
+    That is below `least_ratio`, and on CPUs below CPU_PROBE_RATIO.
+    """
+    probes = training.probes
     if not probes:
         return {}
-    rank, seconds = np.asarray(probes["rank"]), np.asarray(probes["seconds"], dtype=np.float64)
-    ranks = np.unique(rank)
-    typical = np.array([float(median(seconds[rank == each], 0)) for each in ranks])
-    slowness = typical / lower_median(typical, 0)
-    known = np.isfinite(slowness)
+    on_cpus = any(uuid.startswith(TASK_PREFIX) for uuid in training.ranks["device"].tolist())
+    least = max(least_ratio, CPU_PROBE_RATIO) if on_cpus else least_ratio
+    order = np.argsort(probes["step"], kind="stable")
+    last = dict(zip(probes["rank"][order].tolist(), probes["seconds"][order].tolist(), strict=True))
+    seconds = np.array(list(last.values()), dtype=np.float64)
+    slowness = seconds / lower_median(seconds, 0)
     return {
-        int(each): float(ratio) if ratio >= 1 + least_ratio else 1.0
-        for each, ratio in zip(ranks[known], slowness[known], strict=True)
+        rank: ratio if ratio >= 1 + least else 1.0
+        for rank, ratio in zip(last, slowness.tolist(), strict=True)
+        if math.isfinite(ratio)
     }
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from trimtab.balance.detect import WARM_UP_STEPS
 from trimtab.balance.measuring.samples import Samples, samples_of
-from trimtab.balance.plan import Costs, Floats, Part, Place
+from trimtab.balance.plan import Costs, Floats, Part
 from trimtab.protocol import Job, JobError, Layout, Shape, job_from_json, layout_of
 from trimtab.report.stages import Rows, StageMatrix, stage_matrix
 from trimtab_slurm.contents import Profile, TrainingProfile
@@ -97,20 +97,6 @@ class Observed:
         """[S] the most that a rank of each stage held."""
         peaks, stages = (np.asarray(self.training.stages[name]) for name in ("peak_memory_bytes", "stage"))
         return tuple(float(peaks[stages == stage].max()) for stage in range(self.shape.pipeline))
-
-    @property
-    def probe_seconds(self) -> dict[Place, float]:
-        """What the last probe of each place took, on its slowest rank."""
-        ranks, probes = self.training.ranks, self.training.probes
-        if not probes:
-            return {}
-        columns = (ranks[name].tolist() for name in ("rank", "data_rank", "pipeline_rank"))
-        places = {rank: (replica, stage) for rank, replica, stage in zip(*columns, strict=True)}
-        slowest: dict[Place, float] = {}
-        for rank, seconds in dict(zip(probes["rank"].tolist(), probes["seconds"].tolist(), strict=True)).items():
-            if rank in places:
-                slowest[places[rank]] = max(seconds, slowest.get(places[rank], 0.0))
-        return slowest
 
     def stage_costs(self, speeds: Floats) -> Costs:
         """Of a model that nobody describes: what each stage takes, in equal shares on its layers; no bytes."""

@@ -22,6 +22,7 @@ from trimtab.planning.observed import Observed, PlanError
 from trimtab.protocol import Job
 from trimtab.simulation.sentences import assumptions as taken_for_granted
 from trimtab.wording import milliseconds, plural
+from trimtab_slurm.devices.cpu import TASK_PREFIX
 
 APART_RATIO = 0.25
 """From this difference on it is said that what is predicted and what was measured are apart."""
@@ -112,7 +113,7 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
     model = _model(run, known or _likely_accelerator(run))
     prior = None if job.model.provider else model.appraiser.costs(model.configuration)
     try:
-        measured = measure(run.samples, [run.layout], prior, run.probe_seconds)
+        measured = measure(run.samples, [run.layout], prior, diagnosed.probed)
     except ValueError as error:
         raise PlanError(f"{run.title}: {error}") from error
     costs = costs_of(measured, prior) if prior else run.stage_costs(measured.speeds)
@@ -158,14 +159,14 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         measured_steps=len(run.rows),
         needed_bytes=run.peak_bytes,
         device_bytes=devices.memory_bytes(profile, run.training),
-        probed=bool(run.probe_seconds),
+        probed=bool(diagnosed.probed),
     )
 
 
 def _likely_accelerator(run: Observed) -> Accelerator:
     """For the proportions of a model's parts, where the devices were not recorded or are of a kind not known."""
     recorded = any(node.devices for node in run.profile.nodes)
-    on_cpus = not recorded and str(run.training.ranks["device"][0]).startswith("cpu-")
+    on_cpus = not recorded and str(run.training.ranks["device"][0]).startswith(TASK_PREFIX)
     return ACCELERATORS["cpu" if on_cpus else "h100"]
 
 
