@@ -89,7 +89,7 @@ def make_profile(
             "rank": np.arange(world),
             "node": np.array([nodes[rank // ranks_per_node] for rank in range(world)]),
             "local_rank": np.arange(world) % ranks_per_node,
-            "device": np.array([f"CPU-{rank}" for rank in range(world)]),
+            "device": np.array([f"cpu-{rank}" for rank in range(world)]),
             "tensor_rank": np.arange(world) % tensor,
             "pipeline_rank": np.arange(world) // (tensor * data),
             "data_rank": np.arange(world) // tensor % data,
@@ -134,7 +134,7 @@ def _device(rank, local, seconds):
     samples = int(seconds / PERIOD_SECONDS)
     time_seconds = START_SECONDS + PERIOD_SECONDS * (1 + np.arange(samples))
     return DeviceProfile(
-        uuid=f"CPU-{rank}",
+        uuid=f"cpu-{rank}",
         kind="cpu",
         model="a processor",
         index=local,

@@ -46,7 +46,7 @@ def on_gpus(profile, hot):
     """The profile as if each device were a GPU at 1.74 GHz, the one of rank `hot` throttled to 1.10 GHz."""
 
     def gpu(device):
-        rank = int(device.uuid.removeprefix("CPU-"))
+        rank = int(device.uuid.removeprefix("cpu-"))
         count = len(device.samples["time_seconds"])
         samples = {
             **device.samples,
@@ -141,7 +141,7 @@ def test_a_throttled_gpu_is_evidence_with_its_clock_its_reason_and_its_node(stor
     found = diagnosed(stored(on_gpus(profile, hot=2)))
     assert (found["cause"], found["ranks"], found["nodes"]) == ("hardware", [2, 3], ["n2"])
     assert texts(found, "device") == [
-        "the GPU of rank 2 (gpu 0, CPU-2 on n2) ran at 1.10 GHz where its peers' median is 1.74, was throttled in "
+        "the GPU of rank 2 (gpu 0, cpu-2 on n2) ran at 1.10 GHz where its peers' median is 1.74, was throttled in "
         "80.0% of the samples: temperature, by the hardware, was at 92 °C (peers 61)"
     ]
 

@@ -215,7 +215,7 @@ def test_a_device_whose_samples_stop_early_has_low_coverage(profile):
     summary = summarize(with_samples(profile, half, kind="gpu"))
     assert summary.devices[0].coverage_ratio == 0.5
     assert summary.warnings == (
-        "1 device with less than 90% of the expected samples, the least gpu 0, CPU-0 on n1 with 50.0%",
+        "1 device with less than 90% of the expected samples, the least gpu 0, cpu-0 on n1 with 50.0%",
     )
 
 
@@ -223,7 +223,7 @@ def test_a_gpu_without_any_sample_has_no_coverage_and_a_warning(profile):
     empty = {name: column[:0] for name, column in profile.nodes[0].devices[0].samples.items()}
     summary = summarize(with_samples(profile, empty, kind="gpu"))
     assert summary.devices[0].coverage_ratio == 0
-    assert summary.warnings[0].endswith("the least gpu 0, CPU-0 on n1 with 0.0%")
+    assert summary.warnings[0].endswith("the least gpu 0, cpu-0 on n1 with 0.0%")
 
 
 def test_a_mig_instance_without_a_utilization_is_covered_by_its_samples(profile):
@@ -245,7 +245,7 @@ def test_throttling_is_the_share_of_the_samples_that_know_of_it(profile):
     assert device.throttled_ratio == 0.5
     assert device.throttling == (Throttling("power cap", 0.5), Throttling("temperature, by the hardware", 0.25))
     assert summary.warnings == (
-        "1 device throttled in at least 5% of the samples, the power cap aside, the most gpu 0, CPU-0 on n1 with "
+        "1 device throttled in at least 5% of the samples, the power cap aside, the most gpu 0, cpu-0 on n1 with "
         "25.0%: temperature, by the hardware",
     )
     capped = samples | {"throttle_reasons_bits": np.full(60, 4.0)}

@@ -36,7 +36,7 @@ def with_gpus(profile):
     """The profile with GPUs for devices, in the ranks' table too."""
 
     def uuid(name):
-        return f"GPU-{int(name.removeprefix('CPU-')):08x}-7b8f-41f2-9c7e-0a1b2c3d4e5f"
+        return f"GPU-{int(name.removeprefix('cpu-')):08x}-7b8f-41f2-9c7e-0a1b2c3d4e5f"
 
     def gpu(device):
         bits = np.repeat([0.0, 4.0], 30)
