@@ -33,7 +33,7 @@ from trimtab.balance.pipeline.calibrate import overheads_seconds, stages_at_once
 from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.pipeline.simulate import simulate
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Part, Plan, Schedule
-from trimtab.protocol import Layout
+from trimtab.protocol import Layout, job_from_json, layout_of
 from trimtab.report.stages import stage_matrix
 from trimtab_slurm import profile
 from trimtab_slurm.contents import TrainingProfile
@@ -155,7 +155,7 @@ class Run:
         matrix = stage_matrix(training)
         return cls(
             training,
-            Layout.parse(job["parallel"]["layout"], STAGES),
+            layout_of(job_from_json(str(training.attributes["job"]))),
             job["batch"]["global_batch_size"] // job["batch"]["microbatch_size"],
             int(training.attributes["tensor"]),
             np.asarray(training.steps["duration_seconds"], dtype=np.float64),
