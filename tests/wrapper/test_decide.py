@@ -341,6 +341,12 @@ def test_a_suggestion_for_the_next_run_says_that_the_cause_is_not_sure():
         ([], {"unsplit": "so it is"}, "the layers cannot be moved: so it is"),
         ([candidate(Kind.LAYERS)], {"seconds_left": 0.0}, "no step is left that could be faster"),
         ([candidate(Kind.LAYERS, doubt="who knows")], {}, "nothing is sure to help; move layers: who knows"),
+        (
+            [candidate(Kind.LAYERS, 0.01, 0.0), candidate(Kind.REQUEUE, 0.3, doubt="who knows")],
+            {"hardware": Hardware(np.ones((1, 2)), (math.inf, math.inf), (), stages_at_once=1.0)},
+            "nothing is sure to help; move layers: saves less than 2% of a step; requeue in another shape: who knows; "
+            "the ranks share cores, and keep them busy whichever stage they work for",
+        ),
     ],
 )
 def test_why_nothing_is_changed(found, fields, reason):

@@ -6,6 +6,7 @@ rents until the rent paid equals the price, and buys then, never pays more than 
 hindsight would have cost (ski rental; Karlin, Manasse, Rudolph and Sleator, 1988, "Competitive snoopy caching").
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -251,7 +252,14 @@ def _nothing_worth(considered: Sequence[Considered], situation: Situation) -> st
     if nearest is None:
         return "there is nothing else that is possible"
     text = {Verdict.UNSURE: "nothing is sure to help", Verdict.TOO_LITTLE: "nothing helps enough"}
-    return f"{text.get(nearest.verdict, 'nothing helps')}; {nearest.kind}: {nearest.reason}"
+    told = [nearest]
+    if nearest.verdict is Verdict.UNSURE:  # what is sure, and how little that would be, is worth a word, too
+        sure = [one for one in possible if one.verdict is Verdict.TOO_LITTLE]
+        told = [*sorted(sure, key=lambda one: -(one.gain_ratio or 0.0))[:1], nearest]
+    reasons = [f"{one.kind}: {one.reason}" for one in told]
+    if math.isfinite(situation.hardware.stages_at_once):
+        reasons.append("the ranks share cores, and keep them busy whichever stage they work for")
+    return "; ".join([text.get(nearest.verdict, "nothing helps"), *reasons])
 
 
 def _full(candidate: Candidate) -> str:
