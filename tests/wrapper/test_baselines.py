@@ -1,28 +1,17 @@
-import importlib.util
-import sys
 from operator import attrgetter
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks import partition as benchmark
 from trimtab.balance.layouts.baselines import diffusion, smallest_spread, stage_seconds
 from trimtab.balance.layouts.partition import NoLayout, partition
 from trimtab.balance.plan import Costs, Hardware, Part, Schedule
 from trimtab.protocol import Layout
 
 SECONDS = attrgetter("compute_seconds")
-
-
-def load_benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "partition.py"
-    spec = importlib.util.spec_from_file_location("trimtab_benchmark_partition", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
 
 
 def model(seconds, embedding=0.0, head=0.0):
@@ -33,7 +22,7 @@ def model(seconds, embedding=0.0, head=0.0):
 
 
 def best_seconds(costs, speeds):
-    on, memory = Hardware(np.array([speeds]), (np.inf,) * len(speeds), ()), load_benchmark().MEMORY
+    on, memory = Hardware(np.array([speeds]), (np.inf,) * len(speeds), ()), benchmark.MEMORY
     found = partition(costs, memory, on, schedule=Schedule.ONE_F_ONE_B, stages=len(speeds), microbatches=8)
     return found.slowest_seconds
 
@@ -106,7 +95,6 @@ def test_more_stages_than_parts_are_refused():
 
 
 def test_the_optimum_equals_an_integer_program():
-    benchmark = load_benchmark()
     fitting = 0
     for seed in range(20):
         random = np.random.default_rng(seed)

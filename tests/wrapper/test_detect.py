@@ -1,29 +1,16 @@
-import importlib.util
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.detect import made_up_seconds, places_of, wrong_bounds
 from trimtab.balance.detect import WARM_UP_STEPS, Watch, detect, imbalance, imbalance_ratio, observe
 from trimtab.protocol import Balance
 
 POLICY = Balance()
 WINDOW = POLICY.window_steps
-
-
-def load_benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "detect.py"
-    spec = importlib.util.spec_from_file_location("trimtab_benchmark_detect", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = load_benchmark()
-made_up_seconds, places_of = BENCHMARK.made_up_seconds, BENCHMARK.places_of
 
 
 def found(seconds, policy=POLICY, **options):
@@ -109,7 +96,7 @@ def test_bounds_enclose_the_ratio_and_follow_permutation_and_scale(data):
 @pytest.mark.parametrize("correlation", [0.0, 0.5])
 def test_the_lower_bound_is_above_the_truth_in_one_window_of_twenty_at_most(places, correlation):
     random = np.random.default_rng(2)
-    lower, upper = BENCHMARK.wrong_bounds(random, 400, places, correlation, POLICY)
+    lower, upper = wrong_bounds(random, 400, places, correlation, POLICY)
     # 400 windows: 5 % of them are 20, with a standard deviation of 4.4. Correlation is itself only estimated from 20
     # steps, and the median of four places is a little above the true one: twice as many have to be enough.
     assert lower <= 0.05 + 3 * 0.011

@@ -1,5 +1,3 @@
-import importlib.util
-import sys
 from itertools import permutations
 from pathlib import Path
 
@@ -8,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.diagnose import CAUSES, Shape, planted
 from trimtab.balance.diagnosing.diagnose import diagnose
 from trimtab.balance.diagnosing.durations import Durations
 from trimtab.balance.diagnosing.whatif import coalition_values, shapley
@@ -19,17 +18,6 @@ from trimtab.protocol import Balance
 ROOT = Path(__file__).parents[2]
 
 
-def _benchmark():
-    """benchmarks/diagnose.py, which makes jobs up with causes planted in them."""
-    spec = importlib.util.spec_from_file_location("benchmarks_diagnose", ROOT / "benchmarks/diagnose.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-BENCHMARK = _benchmark()
-Shape, planted = BENCHMARK.Shape, BENCHMARK.planted
 SHAPES = (Shape(4, 2), Shape(1, 4), Shape(2, 4), Shape(8, 4, 8), Shape(4, 4, virtual=2), Shape(2, 16, 8))
 
 
@@ -104,7 +92,7 @@ def test_uneven_microbatches_are_data(shape, slowness):
     assert (found.across_replicas_ratio > 0.02) == (shape.replicas > 1)
 
 
-@pytest.mark.parametrize(("larger", "smaller"), list(permutations(BENCHMARK.CAUSES, 2)))
+@pytest.mark.parametrize(("larger", "smaller"), list(permutations(CAUSES, 2)))
 @pytest.mark.parametrize("shape", [Shape(4, 4), Shape(8, 8, 32)], ids=str)
 def test_of_two_causes_the_more_costly_comes_first(shape, larger, smaller):
     job = planted(np.random.default_rng(5), shape, {larger: 1.0, smaller: 0.15})

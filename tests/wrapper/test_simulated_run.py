@@ -4,32 +4,20 @@ The benchmark compares more layouts, and prints. This takes a minute and a half;
 simulation, not a time.
 """
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch", reason="training needs torch and Megatron-core: pip install 'trimtab[train]'")
 pytest.importorskip("megatron.core", reason="training needs Megatron-core: pip install 'trimtab[train]'")
 
+from benchmarks import simulate as benchmark
+
 pytestmark = [pytest.mark.slurm, pytest.mark.mcore]
-
-
-def load_benchmark():
-    path = Path(__file__).parents[2] / "benchmarks" / "simulate.py"
-    spec = importlib.util.spec_from_file_location("trimtab_benchmark_simulate", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two stages cannot run at once on one core")
 def test_simulated_steps_are_as_long_as_those_of_megatron_core(sandbox):
-    benchmark = load_benchmark()
-
     def trained(layers, microbatches):
         job = benchmark.demo_job(layers, microbatches, tensor=1, steps=benchmark.WARM_UP + benchmark.CALIBRATION + 10)
         job["data"] = {"tokenizer": "bytes"}  # without the demonstration's vocabulary, which takes a while to learn
