@@ -6,7 +6,8 @@ import shlex
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from trimtab.balance.deciding.decide import Considered, Decision, Verdict, decide, doubt_of_cause
+from trimtab.balance.deciding.candidates import candidates
+from trimtab.balance.deciding.decide import Considered, Decision, Verdict, doubt_of_cause, weigh
 from trimtab.balance.deciding.ledger import Ledger
 from trimtab.balance.deciding.situation import Kind
 from trimtab.planning.situation import Case
@@ -69,9 +70,10 @@ class Answer:
 def answer(case: Case) -> Answer:
     """Decide. What the fault has cost since its trigger counts as endured."""
     situation, policy = case.situation, case.job.balance
-    loss_ratio = decide(situation, policy, Ledger()).loss_ratio
+    found = candidates(situation)
+    loss_ratio = weigh(found, situation, policy, Ledger()).loss_ratio
     ledger = Ledger().endured(situation.fault, loss_ratio * situation.lasting_seconds)
-    return Answer(case, decide(situation, policy, ledger))
+    return Answer(case, weigh(found, situation, policy, ledger))
 
 
 def changed_job(job: Job, order: Considered) -> Job:
