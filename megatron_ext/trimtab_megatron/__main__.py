@@ -63,13 +63,14 @@ def _train(who: Identity, control: Control, step: list[int]) -> None:
     cuda = cpu.prepare()
     import torch.distributed as dist
 
+    from trimtab_megatron import run as runs
     from trimtab_megatron import train, world
 
     if "TRIMTAB_JOB" not in os.environ:
         raise RankError("TRIMTAB_JOB is not set: start the ranks with `trimtab run`")
     job = job_from_json(os.environ["TRIMTAB_JOB"])
     agreement = world.join(who, cuda)
-    run = train.prepare(job, world.arrange(job, who, cuda, agreement), control)
+    run = runs.prepare(job, world.arrange(job, who, cuda, agreement), control)
     try:
         train.train(run)
     finally:

@@ -21,6 +21,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from trimtab.protocol import Job, layout_of
+from trimtab_megatron.engine import Engine
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.optimizer import give_each_parameter_state, inner_optimizers
 from trimtab_megatron.world import World
@@ -39,23 +40,20 @@ class Progress:
 class Checkpoints:
     """The checkpoints of one run. All methods are for all ranks together."""
 
-    def __init__(
-        self,
-        job: Job,
-        world: World,
-        chunks: Sequence[DistributedDataParallel],
-        optimizer: Any,
-        vocabulary_size: int,
-    ) -> None:
-        self._directory = Path(job.train.checkpoint_directory)
-        self._keep = job.train.keep_checkpoints
+    def __init__(self, world: World, engine: Engine, vocabulary_size: int) -> None:
         self._world = world
-        self._chunks = chunks
-        self._optimizer = optimizer
-        self._model = _model_identity(job, vocabulary_size)
-        self._shape = f"{world.shape}, {layout_of(job)}"
+        self._vocabulary_size = vocabulary_size
+        self.follow(engine)
         self.saved_step = -1
         """Step of the newest checkpoint that this run has written or resumed from."""
+
+    def follow(self, engine: Engine) -> None:
+        """Save and load this engine from now on."""
+        self._directory = Path(engine.job.train.checkpoint_directory)
+        self._keep = engine.job.train.keep_checkpoints
+        self._chunks, self._optimizer = engine.chunks, engine.optimizer
+        self._model = _model_identity(engine.job, self._vocabulary_size)
+        self._shape = f"{self._world.shape}, {layout_of(engine.job)}"
 
     def save(self, progress: Progress) -> str:
         """Write a checkpoint, and delete those that are too old. Returns what to tell."""

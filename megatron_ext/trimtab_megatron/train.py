@@ -1,10 +1,9 @@
-"""One rank's training, from top to bottom: prepare, then step after step."""
+"""One rank's training, step after step: orders between steps, then the step."""
 
 import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,61 +12,14 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
-from trimtab.protocol import Hello, Job, Notice, Probe, StepReport, layout_of
-from trimtab_megatron.checkpoint import Checkpoints, Progress
-from trimtab_megatron.control import Control
-from trimtab_megatron.data import Dataset, microbatch_indices, open_dataset
-from trimtab_megatron.identity import RankError, introduction
-from trimtab_megatron.model import build_chunks, padded_vocabulary, transformer_config
-from trimtab_megatron.optimizer import build_optimizer, build_schedule, learning_rate
+from trimtab.protocol import Order, Probe, StepReport
+from trimtab_megatron.checkpoint import Progress
+from trimtab_megatron.data import microbatch_indices
+from trimtab_megatron.identity import RankError
+from trimtab_megatron.optimizer import learning_rate
 from trimtab_megatron.probe import product_seconds
+from trimtab_megatron.run import Run
 from trimtab_megatron.world import World
-
-
-@dataclass
-class Run:
-    """What a rank trains with."""
-
-    job: Job
-    world: World
-    control: Control
-    dataset: Dataset
-    config: Any
-    chunks: Sequence[DistributedDataParallel]
-    optimizer: Any
-    schedule: Any
-    checkpoints: Checkpoints | None
-    progress: Progress
-
-    def tell(self, kind: str, text: str) -> None:
-        """Send a notice that concerns all ranks: rank 0 does."""
-        if self.world.identity.rank == 0:
-            self.control.send(Notice(0, self.progress.step, kind, text))
-
-
-def prepare(job: Job, world: World, control: Control) -> Run:
-    """Open the data, build the model and say Hello, resume. An error here ends all ranks: none goes on alone."""
-    dataset = open_dataset(job)
-    world.same_as_rank_0("the data", dataset.fingerprint)
-    vocabulary_size = dataset.samples.vocabulary_size
-    config = transformer_config(job, world.cuda)
-    chunks = build_chunks(job, config, world, vocabulary_size)
-    optimizer = build_optimizer(job, config, chunks)
-    control.hello(greeting(job, world, chunks))
-    checkpoints = None
-    if job.train.checkpoint_directory:
-        padded = padded_vocabulary(vocabulary_size, world.shape.tensor)
-        checkpoints = Checkpoints(job, world, chunks, optimizer, padded)
-    schedule = build_schedule(job, optimizer)
-    run = Run(job, world, control, dataset, config, chunks, optimizer, schedule, checkpoints, Progress(0, 0))
-    if dataset.built:
-        control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))
-    if checkpoints is not None:
-        run.progress, told = checkpoints.resume()
-        for text in told:
-            run.tell("checkpoint", text)
-    run.schedule.step(run.progress.step)
-    return run
 
 
 def train(run: Run) -> None:
@@ -75,16 +27,24 @@ def train(run: Run) -> None:
     interval = run.job.train.checkpoint_interval_steps
     while run.progress.step < run.job.train.steps:
         order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
-        if order in ("checkpoint", "stop") and run.checkpoints is None:
-            run.tell("checkpoint", f"told to {order}, but train.checkpoint_directory is empty: nothing is saved")
-        if order == "stop":
-            break
-        if order == "probe":
-            probe(run)
-        if order == "checkpoint" or (interval and run.progress.step and run.progress.step % interval == 0):
+        if order is not None:
+            obey(run, order)
+            if order.kind == "stop":
+                break
+        if interval and run.progress.step and run.progress.step % interval == 0:
             save(run)
         take_step(run)
     save(run)
+
+
+def obey(run: Run, order: Order) -> None:
+    """Carry out an order, on all ranks at the same step."""
+    if order.kind in ("checkpoint", "stop"):
+        if run.checkpoints is None:
+            run.tell("checkpoint", f"told to {order.kind}, but train.checkpoint_directory is empty: nothing is saved")
+        save(run)
+    elif order.kind == "probe":
+        probe(run)
 
 
 def take_step(run: Run) -> None:
@@ -93,21 +53,22 @@ def take_step(run: Run) -> None:
     batch, shape, length = run.job.batch, run.world.shape, run.job.model.sequence_length
     microbatches = batch.global_batch_size // (batch.microbatch_size * shape.data)
 
-    for chunk in run.chunks:
+    engine = run.engine
+    for chunk in engine.chunks:
         chunk.zero_grad_buffer()
-    run.optimizer.zero_grad()
+    engine.optimizer.zero_grad()
     losses = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[batches(run) for _ in run.chunks],
-        model=list(run.chunks),
+        data_iterator=[batches(run) for _ in engine.chunks],
+        model=list(engine.chunks),
         num_microbatches=microbatches,
         seq_length=length,
         micro_batch_size=batch.microbatch_size,
         forward_only=False,
     )
-    run.schedule.step(1)
-    rate = learning_rate(run.optimizer)
-    _, gradient_norm, _ = run.optimizer.step()
+    engine.schedule.step(1)
+    rate = learning_rate(engine.optimizer)
+    _, gradient_norm, _ = engine.optimizer.step()
     step = run.progress.step + 1
     if not math.isfinite(float(gradient_norm)):
         # The norm is global: all ranks stop here, before a checkpoint of broken parameters is written.
@@ -115,7 +76,7 @@ def take_step(run: Run) -> None:
     run.progress = Progress(step, run.progress.consumed_samples + batch.global_batch_size)
 
     loss = mean_loss(losses, run.world) if run.world.last_stage else None
-    times = run.config.timers.read()
+    times = run.engine.config.timers.read()
     speaks = run.world.speaks_for_all
     run.control.send(
         StepReport(
@@ -178,22 +139,8 @@ def save(run: Run) -> None:
 
 def probe(run: Run) -> None:
     """Time the fixed matrix product, and report it."""
-    seconds = product_seconds(run.world.device, run.config.params_dtype)
+    seconds = product_seconds(run.world.device, run.engine.config.params_dtype)
     run.control.send(Probe(run.world.identity.rank, run.progress.step, seconds))
-
-
-def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:
-    """Who this rank is and what it holds."""
-    who = world.identity
-    return replace(
-        introduction(who),
-        tensor_rank=world.tensor_rank,
-        pipeline_rank=world.pipeline_rank,
-        data_rank=world.data_rank,
-        layers=layout_of(job).stage_layers(world.pipeline_rank),
-        parameters=sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
-        device=f"GPU-{torch.cuda.get_device_properties(who.local_rank).uuid}" if world.cuda else "",
-    )
 
 
 def peak_memory_bytes(cuda: bool) -> int:

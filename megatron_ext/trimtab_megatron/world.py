@@ -22,7 +22,7 @@ TIMEOUT = timedelta(minutes=10)
 AGREEMENT_TIMEOUT = timedelta(hours=12)
 """How long they wait where one of them may build tokens or write a checkpoint; one that ends is noticed at once."""
 
-_ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop", "probe")
+_ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop", "probe", "reshape")
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,13 @@ class World:
         """Whether this is the one rank that reports the loss."""
         return self.last_stage and self.tensor_rank == 0 and self.data_rank == 0
 
-    def agree_on_order(self, order: Order | None) -> str | None:
-        """The kind of the order that rank 0 holds, on all ranks; None when it holds none."""
+    def agree_on_order(self, order: Order | None) -> Order | None:
+        """The order that rank 0 holds, on all ranks; None when it holds none."""
         kind = torch.tensor([_ORDER_KINDS.index(order.kind) if order else 0], dtype=torch.int64)
         dist.broadcast(kind, src=0, group=self.agreement)
-        return _ORDER_KINDS[int(kind.item())] if kind.item() else None
+        # What every step has to wait for is one number; the rest follows where there is an order.
+        agreed: Order | None = self.from_rank_0(order) if kind.item() else None
+        return agreed
 
     def same_as_rank_0(self, what: str, value: str) -> None:
         """Raise RankError on all ranks where some rank's value is not that of rank 0."""

@@ -100,10 +100,10 @@ class Ranks:
     _heard: threading.Condition = field(default_factory=threading.Condition)
     _order: Order | None = None
 
-    def order(self, kind: str) -> None:
+    def order(self, kind: str, **fields: Any) -> None:
         """Give an order to all ranks, those that are still starting included."""
         with self._heard:
-            self._order = Order(kind, "test")
+            self._order = Order(kind, "test", **fields)
             for connection in self._connections:
                 connection.sendall(encode(self._order))
 

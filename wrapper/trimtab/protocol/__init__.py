@@ -24,10 +24,15 @@ from trimtab.protocol.messages import (
     Notice,
     Order,
     Probe,
+    Reshaped,
+    Saved,
+    Stack,
     StepReport,
     decode,
     encode,
+    setting_from,
 )
+from trimtab.protocol.setting import Setting, setting_of
 from trimtab.protocol.tables import job_from_dict, job_from_json, job_to_json
 
 __all__ = [
@@ -47,7 +52,11 @@ __all__ = [
     "Parallel",
     "Probe",
     "Requeue",
+    "Reshaped",
+    "Saved",
+    "Setting",
     "Shape",
+    "Stack",
     "StepReport",
     "Train",
     "decode",
@@ -56,4 +65,6 @@ __all__ = [
     "job_from_json",
     "job_to_json",
     "layout_of",
+    "setting_from",
+    "setting_of",
 ]

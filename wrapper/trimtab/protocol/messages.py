@@ -1,10 +1,15 @@
 """The messages of a run, one line of JSON each.
 
-Ranks send Hello, StepReport, Probe, Notice, and at last Done or Failed; the wrapper sends Orders.
+Ranks send Hello, StepReport, Probe, Saved, Reshaped, Stack, Notice, and at last Done or Failed; the wrapper sends
+Orders.
 """
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from trimtab.protocol.layout import Layout
+from trimtab.protocol.setting import Setting
 
 LONGEST_LINE_BYTES = 1 << 20
 """A longer line is no message: whoever sends it is cut off."""
@@ -75,6 +80,47 @@ class Probe:
 
 
 @dataclass(frozen=True)
+class Saved:
+    """A complete checkpoint; from rank 0."""
+
+    rank: int
+    step: int
+    directory: str
+    seconds: float
+    """How long training stood still for it."""
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """What became of an order to reshape; from rank 0."""
+
+    rank: int
+    step: int
+    """Steps taken before it."""
+    setting: Setting
+    """What runs from here on."""
+    refused: str
+    """Why all stays as it was; empty: it was carried out."""
+    seconds: float
+    """How long training stood still for it."""
+    moved_bytes: int
+    """Sent from rank to rank, over all ranks."""
+    least_bytes: int
+    """Parameters and optimizer state of the layers that changed their stage, over all ranks."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where a rank is in its program."""
+
+    rank: int
+    step: int
+    text: str
+    """The frames of its main thread, the innermost last."""
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something worth keeping that is no figure: a checkpoint written, a fallback taken."""
 
@@ -106,17 +152,22 @@ class Done:
 
 @dataclass(frozen=True)
 class Order:
-    """What the ranks shall do at the next step boundary."""
+    """What the ranks shall do at the next step boundary; stacks: at once."""
 
     kind: str
-    """checkpoint: save and go on; stop: save and end; probe: time a fixed matrix product and go on."""
+    """checkpoint: save and go on; stop: save and end; probe: time a fixed matrix product and go on; reshape: run
+    `setting` from here on; stacks: tell where you are."""
     reason: str
+    setting: Setting | None = None
+    """Of a reshape."""
+    replaces: str = ""
+    """Fingerprint of the setting that a reshape was worked out for: ranks that run another one refuse it."""
 
 
-Message = Hello | StepReport | Probe | Notice | Failed | Done | Order
+Message = Hello | StepReport | Probe | Saved | Reshaped | Stack | Notice | Failed | Done | Order
 
 _KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind for kind in (Hello, StepReport, Probe, Notice, Failed, Done, Order)
+    kind.__name__: kind for kind in (Hello, StepReport, Probe, Saved, Reshaped, Stack, Notice, Failed, Done, Order)
 }
 
 
@@ -132,6 +183,18 @@ def decode(line: bytes) -> Message:
         kind = _KINDS[values.pop("message")]
         if kind is Hello:
             values["layers"] = tuple(values["layers"])
+        if values.get("setting"):
+            values["setting"] = setting_from(values["setting"])
         return kind(**values)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a message: {line[:80]!r}") from error
+
+
+def setting_from(values: dict[str, Any]) -> Setting:
+    """A Setting from what its JSON holds."""
+    layout = values["layout"]
+    return Setting(
+        layout=Layout(tuple(layout["layers"]), layout["stages"]),
+        microbatches=tuple(values["microbatches"]),
+        recomputed_layers=tuple(values["recomputed_layers"]),
+    )

@@ -42,6 +42,10 @@ def job_from_json(text: str) -> Job:
 def _typed(key: str, value: object, expected: type) -> object:
     if expected is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if typing.get_origin(expected) is tuple:
+        if not isinstance(value, (list, tuple)) or any(type(entry) is not int for entry in value):
+            raise JobError(key, value, "must be a list of whole numbers")
+        return tuple(value)
     if type(value) is not expected:
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text in quotes"}
         raise JobError(key, value, f"must be {names[expected]}, not {type(value).__name__}")

@@ -1,0 +1,74 @@
+"""All that a rank trains with, and how it comes by it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from trimtab.protocol import Hello, Job, Notice, Setting, layout_of, setting_of
+from trimtab_megatron.checkpoint import Checkpoints, Progress
+from trimtab_megatron.control import Control
+from trimtab_megatron.data import Dataset, open_dataset
+from trimtab_megatron.engine import Engine, build_engine
+from trimtab_megatron.identity import introduction
+from trimtab_megatron.model import padded_vocabulary
+from trimtab_megatron.world import World
+
+
+@dataclass
+class Run:
+    """What a rank trains with."""
+
+    world: World
+    control: Control
+    dataset: Dataset
+    engine: Engine
+    setting: Setting
+    checkpoints: Checkpoints | None
+    progress: Progress
+
+    @property
+    def job(self) -> Job:
+        """As it is now: its layout follows the setting."""
+        return self.engine.job
+
+    def tell(self, kind: str, text: str) -> None:
+        """Send a notice that concerns all ranks: rank 0 does."""
+        if self.world.identity.rank == 0:
+            self.control.send(Notice(0, self.progress.step, kind, text))
+
+
+def prepare(job: Job, world: World, control: Control) -> Run:
+    """Open the data, build the model and say Hello, resume. An error here ends all ranks: none goes on alone."""
+    dataset = open_dataset(job)
+    world.same_as_rank_0("the data", dataset.fingerprint)
+    vocabulary_size = dataset.samples.vocabulary_size
+    engine = build_engine(job, world, vocabulary_size)
+    control.hello(greeting(job, world, engine.chunks))
+    checkpoints = None
+    if job.train.checkpoint_directory:
+        padded = padded_vocabulary(vocabulary_size, world.shape.tensor)
+        checkpoints = Checkpoints(world, engine, padded)
+    run = Run(world, control, dataset, engine, setting_of(job, world.shape), checkpoints, Progress(0, 0))
+    if dataset.built:
+        control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))
+    if checkpoints is not None:
+        run.progress, told = checkpoints.resume()
+        for text in told:
+            run.tell("checkpoint", text)
+    engine.schedule.step(run.progress.step)
+    return run
+
+
+def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:
+    """Who this rank is and what it holds."""
+    who = world.identity
+    return replace(
+        introduction(who),
+        tensor_rank=world.tensor_rank,
+        pipeline_rank=world.pipeline_rank,
+        data_rank=world.data_rank,
+        layers=layout_of(job).stage_layers(world.pipeline_rank),
+        parameters=sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
+        device=f"GPU-{torch.cuda.get_device_properties(who.local_rank).uuid}" if world.cuda else "",
+    )
