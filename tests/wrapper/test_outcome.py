@@ -1,6 +1,9 @@
 import signal
 
-from trimtab.outcome import ExitCode, Roll
+import pytest
+
+from trimtab.hanging import Suspicion
+from trimtab.outcome import ExitCode, Roll, Stop, Why
 from trimtab.protocol import Done, Failed, Hello, StepReport
 
 
@@ -35,7 +38,8 @@ def test_a_lost_connection_alone_is_no_failure():
 def test_stopped_and_saved_asks_to_be_requeued():
     roll = roll_of(2)
     finish(roll, 6)
-    outcome = roll.outcome(0, signal.SIGUSR1)
+    outcome = roll.outcome(0, Stop.by_signal(signal.SIGUSR1))
+    assert outcome.why is Why.TIME_LIMIT
     assert (outcome.exit_code, outcome.sentence) == (75, "stopped by SIGUSR1 at step 6 of 10")
 
 
@@ -69,16 +73,71 @@ def test_when_all_only_lost_their_peers_the_first_is_named():
 
 def test_a_signal_that_left_no_time_to_save():
     roll = roll_of(2)
-    assert roll.outcome(143, signal.SIGTERM).exit_code == 128 + 15
+    outcome = roll.outcome(143, Stop.by_signal(signal.SIGTERM))
+    assert (outcome.exit_code, outcome.why) == (128 + 15, Why.ENDED)
 
 
 def test_a_rank_that_fails_while_stopping_is_still_a_failure():
     roll = roll_of(2)
     roll.hear(0, Failed(0, 5, "OSError: disk full", peer_lost=False))
-    assert roll.outcome(1, signal.SIGUSR1).exit_code == 3
+    assert roll.outcome(1, Stop.by_signal(signal.SIGUSR1)).exit_code == 3
 
 
 def test_srun_that_starts_nothing():
     outcome = Roll(10).outcome(1, None)
     assert outcome.exit_code == 4
     assert "before any rank reported" in outcome.sentence
+
+
+def roll_of_nodes(ranks_per_node, nodes):
+    roll = Roll(10)
+    for rank in range(ranks_per_node * nodes):
+        node = f"n{rank // ranks_per_node}"
+        roll.hear(rank, Hello("", rank, node, rank % ranks_per_node, 100 + rank, 0, rank, 0, (), 1, ""))
+    return roll
+
+
+@pytest.mark.parametrize(
+    ("gone", "lost"),
+    [((2, 3, 0, 1), True), ((3, 2), True), ((2, 0, 3, 1), False), ((2,), False)],
+    ids=["the node first", "in any order", "mixed with others", "one rank of it"],
+)
+def test_a_node_is_lost_when_all_of_its_ranks_vanish_first(gone, lost):
+    roll = roll_of_nodes(2, 2)
+    roll.hear(1, Failed(1, 5, "Connection closed by peer", peer_lost=True))
+    for rank in gone:
+        roll.lose(rank)
+    outcome = roll.outcome(1, None)
+    assert (outcome.node, outcome.lost_node) == ("n1", lost)
+
+
+def test_a_single_rank_that_vanishes_does_not_tell_whether_its_node_did():
+    roll = roll_of_nodes(1, 2)
+    roll.lose(1)
+    assert not roll.outcome(1, None).lost_node
+
+
+def test_two_failures_of_one_cause_say_the_same():
+    causes = set()
+    for rank in (0, 1):
+        roll = roll_of(2)
+        roll.hear(rank, Failed(rank, 4 + rank, "ValueError: bad sample", peer_lost=False))
+        causes.add(roll.outcome(1, None).cause)
+    assert causes == {"ValueError: bad sample"}
+
+
+def test_ranks_ended_for_a_hang():
+    roll = roll_of(2)
+    roll.lose(0)
+    roll.lose(1)
+    outcome = roll.outcome(137, None, Suspicion((1,), "rank 1 (node n1, stage 1) did not answer"))
+    assert (outcome.exit_code, outcome.why, outcome.node) == (ExitCode.HUNG, Why.HUNG, "n1")
+    assert outcome.sentence == "no step after step 4: rank 1 (node n1, stage 1) did not answer"
+
+
+def test_ranks_stopped_for_another_shape():
+    roll = roll_of(2)
+    finish(roll, 6)
+    outcome = roll.outcome(0, Stop(Why.RESHAPE, "to begin again without n2"))
+    assert outcome.sentence == "stopped to begin again without n2 at step 6 of 10"
+    assert outcome.why is Why.RESHAPE

@@ -2,8 +2,9 @@
 
 import signal
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 
+from trimtab.hanging import Suspicion
 from trimtab.protocol import Done, Failed, Hello, Message, StepReport
 
 
@@ -18,9 +19,26 @@ class ExitCode(IntEnum):
     """A rank failed or vanished while it ran."""
     NOT_STARTED = 4
     """srun could not start the ranks."""
+    HUNG = 5
+    """The ranks took no step for too long, and were ended."""
     STOPPED = 75
     """Stopped before the last step (time limit, preemption, a signal); progress was saved, unless the job file gives no
     checkpoint directory. Requeue to go on."""
+
+
+class Why(StrEnum):
+    """What ended a run, as far as it matters for whether to begin again."""
+
+    TRAINED = "trained"
+    TIME_LIMIT = "time limit"
+    """Slurm's warning before it."""
+    RESHAPE = "another shape"
+    """The wrapper stopped it to begin again in a better one."""
+    ENDED = "ended from outside"
+    """scancel, a preemption, Ctrl-C: whoever did so decides what comes next."""
+    FAILED = "failed"
+    HUNG = "hung"
+    NOT_STARTED = "not started"
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,30 @@ class Outcome:
 
     exit_code: int
     sentence: str
+    why: Why
+    cause: str = ""
+    """Of a failure: what two attempts have in common that fail for the same reason."""
+    node: str = ""
+    """Of a failure: where it was."""
+    lost_node: bool = False
+    """Whether that node is lost as a whole, by all signs."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Why the ranks were told to save and stop."""
+
+    why: Why
+    reason: str
+    """Follows "stopped": "by SIGUSR1"."""
+    exit_code: int = 0
+    """Of a run that did not save: 128 + n after signal n."""
+
+    @classmethod
+    def by_signal(cls, number: signal.Signals) -> "Stop":
+        """After a signal. Slurm sends SIGUSR1 before the time limit, as our scripts ask it to."""
+        why = Why.TIME_LIMIT if number is signal.SIGUSR1 else Why.ENDED
+        return cls(why, f"by {number.name}", 128 + number)
 
 
 @dataclass
@@ -61,8 +103,8 @@ class Roll:
         if rank not in self.done:
             self.broken.setdefault(rank, None)
 
-    def outcome(self, srun_exit_code: int, stop: signal.Signals | None) -> Outcome:
-        """The end, once srun has returned.
+    def outcome(self, srun_exit_code: int, stop: Stop | None, hung: Suspicion | None = None) -> Outcome:
+        """The end, once srun has returned. `hung`: the ranks were ended for it.
 
         The culprit is the first rank that vanished without a word or raised an error of its own: those whose error is
         a broken connection only lost their peers, and those that follow were ended by srun.
@@ -70,26 +112,52 @@ class Roll:
         if self.done and srun_exit_code == 0:  # a rank whose connection broke has come to its end all the same
             reached = max(self.last_step.values())
             if reached >= self.steps:
-                return Outcome(ExitCode.TRAINED, f"trained to step {reached}")
-            why = f" by {stop.name}" if stop else ""
-            return Outcome(ExitCode.STOPPED, f"stopped{why} at step {reached} of {self.steps}")
+                return Outcome(ExitCode.TRAINED, f"trained to step {reached}", Why.TRAINED)
+            why = f" {stop.reason}" if stop else ""
+            sentence = f"stopped{why} at step {reached} of {self.steps}"
+            return Outcome(ExitCode.STOPPED, sentence, stop.why if stop else Why.ENDED)
+        if hung is not None:
+            return self._hung(hung)
         culprit = next((rank for rank, failure in self.broken.items() if not (failure and failure.peer_lost)), None)
         if stop and culprit is None:
-            return Outcome(128 + stop, f"ended by {stop.name} before all ranks had saved")
+            return Outcome(stop.exit_code, f"ended {stop.reason} before all ranks had saved", stop.why)
         if culprit is None and self.broken:
             culprit = next(iter(self.broken))
         if culprit is not None:
-            return Outcome(ExitCode.RANK_FAILED, self._blame(culprit))
+            return self._blame(culprit)
         if not self.ranks:
-            return Outcome(
-                ExitCode.NOT_STARTED,
-                f"srun ended with code {srun_exit_code} before any rank reported: see above",
-            )
-        return Outcome(ExitCode.RANK_FAILED, f"srun ended with code {srun_exit_code}, though no rank reported why")
+            sentence = f"srun ended with code {srun_exit_code} before any rank reported: see above"
+            return Outcome(ExitCode.NOT_STARTED, sentence, Why.NOT_STARTED, cause=sentence)
+        sentence = f"srun ended with code {srun_exit_code}, though no rank reported why"
+        return Outcome(ExitCode.RANK_FAILED, sentence, Why.FAILED, cause=sentence)
 
-    def _blame(self, rank: int) -> str:
+    def _blame(self, rank: int) -> Outcome:
         hello, failure = self.ranks[rank], self.broken[rank]
         name = f"rank {rank} (node {hello.node}, stage {hello.pipeline_rank}, pid {hello.pid})"
         if failure:
-            return f"{name} failed: {failure.error}"
-        return f"{name} vanished after step {self.last_step.get(rank, 0)}: it was killed, or its node failed"
+            sentence, cause = f"{name} failed: {failure.error}", failure.error
+        else:
+            step = self.last_step.get(rank, 0)
+            sentence = f"{name} vanished after step {step}: it was killed, or its node failed"
+            cause = f"a rank vanished on node {hello.node}"
+        lost = self._lost(hello.node)
+        return Outcome(ExitCode.RANK_FAILED, sentence, Why.FAILED, cause, hello.node, lost)
+
+    def _lost(self, node: str) -> bool:
+        """Whether all ranks of a node vanished without a word before any other did, which srun ends too.
+
+        Of a single rank it cannot be told whether it was killed or its node.
+        """
+        there = {rank for rank, hello in self.ranks.items() if hello.node == node}
+        silent = [rank for rank, failure in self.broken.items() if failure is None]
+        return 1 < len(there) < len(self.ranks) and set(silent[: len(there)]) == there
+
+    def _hung(self, suspicion: Suspicion) -> Outcome:
+        nodes = {self.ranks[rank].node for rank in suspicion.ranks}
+        return Outcome(
+            ExitCode.HUNG,
+            f"no step after step {max(self.last_step.values(), default=0)}: {suspicion.sentence}",
+            Why.HUNG,
+            cause=f"the ranks hung: {', '.join(sorted(nodes)) or 'nobody stands out'}",
+            node=nodes.pop() if len(nodes) == 1 else "",
+        )

@@ -12,7 +12,7 @@ from pathlib import Path
 from trimtab import launch, places
 from trimtab.balance.measuring.steps import Step
 from trimtab.control import ControlServer
-from trimtab.outcome import Outcome, Roll
+from trimtab.outcome import Outcome, Roll, Stop
 from trimtab.progress import Progress
 from trimtab.protocol import Job, Message, Order, Shape, StepReport, job_to_json
 from trimtab.recorder import Recorder, RunIdentity
@@ -78,7 +78,7 @@ class _Run:
         self._lookout = Lookout(job.balance)
         self._progress = Progress(job.train.steps, job.balance)
         self._printed_seconds = 0.0
-        self._stop: signal.Signals | None = None
+        self._stop: Stop | None = None
         self._server = ControlServer(self._receive, self._roll.lose)
         print(f"trimtab: job {allocated.job_id}, {shape} on {', '.join(allocated.nodes)}", flush=True)
 
@@ -134,7 +134,7 @@ class _Run:
         self._recorder.event("signal", number.name)
         if self._stop is not None:
             return  # the ranks are saving: a second signal must not spoil it
-        self._stop = number
+        self._stop = Stop.by_signal(number)
         self._server.send(Order("stop", number.name))
         grace_seconds = self._plan.job.requeue.grace_seconds if self._roll.ranks else 0
         asyncio.get_running_loop().call_later(grace_seconds, self._give_up, srun)
