@@ -1,7 +1,8 @@
 """One rank of a run: `python -m trimtab_megatron`, started by srun or torchrun.
 
 The environment tells it all: TRIMTAB_JOB (the job, JSON), TRIMTAB_CONTROL (host:port of the wrapper; without it
-nothing is reported) and TRIMTAB_TOKEN, MASTER_ADDR and MASTER_PORT, and its rank by torchrun's names or Slurm's.
+nothing is reported) and TRIMTAB_TOKEN, MASTER_ADDR and MASTER_PORT, its rank by torchrun's names or Slurm's, and
+TRIMTAB_INJECT (faults to make up; see `inject`).
 
 Exit codes: 0 when the last step was taken, or the run was told to stop and has saved; 1 after an error, which is on
 stderr, and in one line with the wrapper.
@@ -13,7 +14,8 @@ import sys
 import traceback
 import warnings
 
-from trimtab.protocol import Done, Failed, JobError, job_from_json
+from trimtab.protocol import Done, Failed, JobError, Notice, job_from_json
+from trimtab_megatron import inject
 from trimtab_megatron.control import Control
 from trimtab_megatron.identity import Identity, RankError, identity, introduction
 
@@ -58,6 +60,9 @@ def main() -> int:
 def _train(who: Identity, control: Control, step: list[int]) -> None:
     # Imported here: saving a checkpoint spawns a helper process, which imports this module again.
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
+    faults = inject.parse(os.environ.get(inject.VARIABLE, ""))
+    if faults and who.rank == 0:
+        control.send(Notice(0, 0, "inject", f"faults are injected: {os.environ[inject.VARIABLE]}"))
     from trimtab_megatron import cpu
 
     cuda = cpu.prepare()
@@ -70,7 +75,7 @@ def _train(who: Identity, control: Control, step: list[int]) -> None:
         raise RankError("TRIMTAB_JOB is not set: start the ranks with `trimtab run`")
     job = job_from_json(os.environ["TRIMTAB_JOB"])
     agreement = world.join(who, cuda)
-    run = runs.prepare(job, world.arrange(job, who, cuda, agreement), control)
+    run = runs.prepare(job, world.arrange(job, who, cuda, agreement, faults), control)
     try:
         train.train(run)
     finally:

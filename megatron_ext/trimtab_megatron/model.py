@@ -138,7 +138,7 @@ def build_chunks(
         for number, chunk in enumerate(chunks)
     ]
     config.finalize_model_grads_func = finalize_model_grads
-    config.timers = StageClock(world.cuda)
+    config.timers = StageClock(world.cuda, world.faults.slow)
     return wrapped
 
 

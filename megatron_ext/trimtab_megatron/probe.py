@@ -3,11 +3,12 @@
 It draws no random number and keeps nothing: training goes on as if it had not been.
 """
 
+from collections.abc import Callable
 from statistics import median
 
 import torch
 
-from trimtab_megatron.stage_clock import make_timer
+from trimtab_megatron.stage_clock import Timer, make_timer
 
 CPU_SIZE = 384
 """About 1 ms on one core."""
@@ -16,10 +17,13 @@ GPU_SIZES = {torch.float32: 2048, torch.bfloat16: 4096}
 WARM_UPS, REPETITIONS = 3, 9
 
 
-def product_seconds(device: torch.device, dtype: torch.dtype) -> float:
+def product_seconds(
+    device: torch.device, dtype: torch.dtype, slow: Callable[[Timer, bool], Timer] | None = None
+) -> float:
     """Time of one product on this device, in the precision that the model trains in: the median of its repetitions.
 
-    Counted as the stage clock does: by events on a GPU, as CPU time of the process on a CPU.
+    Counted as the stage clock does: by events on a GPU, as CPU time of the process on a CPU. `slow` is that of a
+    StageClock.
     """
     cuda = device.type == "cuda"
     size = GPU_SIZES[dtype] if cuda else CPU_SIZE
@@ -27,6 +31,8 @@ def product_seconds(device: torch.device, dtype: torch.dtype) -> float:
     values = torch.arange(size * size, dtype=torch.float32, device=device).sin_().view(size, size).to(dtype)
     product = torch.empty_like(values)
     timers = [make_timer(cuda) for _ in range(WARM_UPS + REPETITIONS)]
+    if slow is not None:
+        timers = [slow(timer, cuda) for timer in timers]
     for timer in timers:  # all are launched before the first is read: none waits for the host
         timer.start()
         torch.mm(values, values, out=product)

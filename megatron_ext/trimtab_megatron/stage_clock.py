@@ -9,6 +9,7 @@ look twice as slow. Waiting for peers costs no CPU time there.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,8 +37,12 @@ class Timer(Protocol):
 class StageClock:
     """Give it to a model as `config.timers`; read it once a step."""
 
-    def __init__(self, cuda: bool) -> None:
-        self._timers = {FORWARD: make_timer(cuda), BACKWARD: make_timer(cuda)}
+    def __init__(self, cuda: bool, slow: Callable[[Timer, bool], Timer] | None = None) -> None:
+        """`slow` puts a timer of compute, and whether it is of a GPU, into one inside of which compute takes longer."""
+        timers = [make_timer(cuda) for _ in range(2)]
+        if slow is not None:
+            timers = [slow(timer, cuda) for timer in timers]
+        self._timers = dict(zip((FORWARD, BACKWARD), timers, strict=True))
         self._ignored = _IgnoredTimer()
 
     def __call__(self, name: str, log_level: int | None = None) -> Timer:

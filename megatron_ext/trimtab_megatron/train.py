@@ -33,6 +33,7 @@ def train(run: Run) -> None:
                 break
         if interval and run.progress.step and run.progress.step % interval == 0:
             save(run)
+        run.world.faults.before_step(run.progress.step + 1)
         take_step(run)
     save(run)
 
@@ -139,7 +140,7 @@ def save(run: Run) -> None:
 
 def probe(run: Run) -> None:
     """Time the fixed matrix product, and report it."""
-    seconds = product_seconds(run.world.device, run.engine.config.params_dtype)
+    seconds = product_seconds(run.world.device, run.engine.config.params_dtype, run.world.faults.slow_probe)
     run.control.send(Probe(run.world.identity.rank, run.progress.step, seconds))
 
 

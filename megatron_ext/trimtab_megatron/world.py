@@ -6,7 +6,7 @@ once for all others, so that an error on one rank is never a hang of the rest.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -16,6 +16,7 @@ from megatron.core import parallel_state, tensor_parallel
 
 from trimtab.protocol import Job, Order, Shape
 from trimtab_megatron.identity import Identity, RankError
+from trimtab_megatron.inject import Fault, Faults
 
 TIMEOUT = timedelta(minutes=10)
 """How long ranks wait for one another at the rendezvous, and in a step."""
@@ -37,6 +38,8 @@ class World:
     data_rank: int
     agreement: dist.ProcessGroup
     """All ranks, over gloo."""
+    faults: Faults = field(default_factory=Faults)
+    """Those that are made up on this rank: none, unless it was told to."""
 
     @property
     def device(self) -> torch.device:
@@ -105,7 +108,7 @@ def join(who: Identity, cuda: bool) -> dist.ProcessGroup:
     return agreement
 
 
-def arrange(job: Job, who: Identity, cuda: bool, agreement: dist.ProcessGroup) -> World:
+def arrange(job: Job, who: Identity, cuda: bool, agreement: dist.ProcessGroup, faults: Sequence[Fault] = ()) -> World:
     """Build Megatron-core's groups for the job's shape, and seed this rank.
 
     The seeds follow Megatron-core: stages and replicas differ, tensor-parallel ranks share the default state and
@@ -130,4 +133,5 @@ def arrange(job: Job, who: Identity, cuda: bool, agreement: dist.ProcessGroup) -
         pipeline_rank=pipeline_rank,
         data_rank=data_rank,
         agreement=agreement,
+        faults=Faults.of_rank(faults, who, pipeline_rank),
     )

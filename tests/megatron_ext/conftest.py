@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import os
 import secrets
 import socket
@@ -167,6 +168,7 @@ def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         of_rank: dict[int, dict[str, Any]] | None = None,
         working_directory: Path | None = None,
         script: str | None = None,
+        environment: dict[str, str] | None = None,
     ) -> Ranks:
         listener = socket.create_server(("127.0.0.1", 0))
         listeners.append(listener)
@@ -174,7 +176,7 @@ def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
         program = [str(Path(__file__).with_name(script))] if script else ["-m", "trimtab_megatron"]
         started = Ranks([], directory, secrets.token_hex(8))
         threading.Thread(target=started.serve, args=(listener,), daemon=True).start()
-        environment = {
+        variables = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(str(REPOSITORY / name) for name in ("megatron_ext", "wrapper", "kernels")),
             "TRIMTAB_CONTROL": f"127.0.0.1:{listener.getsockname()[1]}",
@@ -185,6 +187,7 @@ def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
+            **(environment or {}),
         }
         for rank in range(ranks):
             job = job_to_json(job_from_dict((of_rank or {}).get(rank, tables)))
@@ -194,7 +197,7 @@ def start_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
             ):
                 process = subprocess.Popen(
                     [sys.executable, *program],
-                    env={**environment, "TRIMTAB_JOB": job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    env={**variables, "TRIMTAB_JOB": job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     cwd=working_directory or directory,
                     stdout=stdout,
                     stderr=stderr,
@@ -251,3 +254,43 @@ def tiny_job(token_cache: Path) -> Callable[..., dict[str, Any]]:
         return tables
 
     return job
+
+
+Series = Callable[..., list[Ended]]
+
+
+@pytest.fixture(scope="module")
+def train_series(start_ranks: Start, tmp_path_factory: pytest.TempPathFactory) -> Series:
+    """A function that runs several jobs in the same ranks, one after the other; starting ranks takes the longest.
+
+    `orders` are those of one job, by its place: {place: {steps taken before it: Order}}.
+    """
+
+    def train(
+        jobs: list[dict[str, Any]],
+        ranks: int,
+        orders: dict[int, dict[int, Order]] | None = None,
+        **options: Any,
+    ) -> list[Ended]:
+        directory = tmp_path_factory.mktemp("series")
+        entries = [
+            {
+                "job": job_to_json(job_from_dict(job)),
+                "orders": {step: encode(order).decode() for step, order in (orders or {}).get(number, {}).items()},
+            }
+            for number, job in enumerate(jobs)
+        ]
+        (directory / "series.json").write_text(json.dumps(entries))
+        environment = {"SERIES_DIRECTORY": str(directory)}
+        whole = start_ranks(jobs[0], ranks, script="series.py", environment=environment, **options).end()
+        assert whole.exit_codes == [0] * ranks, "\n".join(whole.stderr)
+        lines = [
+            [line for rank in range(ranks) for line in (directory / f"{number}.{rank}").read_bytes().splitlines()]
+            for number in range(len(jobs))
+        ]
+        return [
+            Ended([decode(line) for line in said], whole.exit_codes, whole.stdout, whole.stderr, whole.seconds)
+            for said in lines
+        ]
+
+    return train
