@@ -1,9 +1,9 @@
 """What the wrapper makes of the ranks' reports while they train: whole steps, and a watch for imbalance over them."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-from trimtab.balance.detect import Imbalance, Watch, observe
+from trimtab.balance.detect import Detection, Finding, Imbalance, Watch, observe
 from trimtab.balance.measuring.steps import Step, assemble
 from trimtab.protocol import Balance, Hello, StepReport
 
@@ -34,6 +34,8 @@ class Sight:
     """That the stages are lastingly apart, or level again: a sentence."""
     probe: str | None = None
     """Why the ranks shall be probed now; None: they need not be."""
+    window: Imbalance | None = None
+    """The one that it has completed."""
 
 
 class Lookout:
@@ -47,16 +49,30 @@ class Lookout:
     def __init__(self, policy: Balance) -> None:
         self._policy = policy
         self._watch: Watch | None = None
+        self._window: Imbalance | None = None
+        self._found: Finding | None = None
         self._probed = False
 
-    def see(self, step: Step) -> Sight:
-        """What the next whole step has shown."""
-        before = self._watch or Watch(step.places, self._policy)
-        self._watch, window = observe(before, step.step, step.compute_seconds)
-        event = None
-        if window is not None and self._watch.triggered != before.triggered:
-            event = _sentence(window, self._watch.since_step, step.replicas)
-        return Sight(event, self._reason_to_probe(step, self._watch, before))
+    @property
+    def detection(self) -> Detection:
+        """What the steps under the setting in force have shown: of the windows the last one alone."""
+        return Detection((self._window,) if self._window else (), (self._found,) if self._found else ())
+
+    def see(self, step: Step, setting: Hashable = None) -> Sight:
+        """What the next whole step has shown, and under which setting it was taken."""
+        before = self._watch or Watch(step.places, self._policy, setting)
+        self._watch, window = observe(before, step.step, step.compute_seconds, setting)
+        if setting != before.setting:
+            self._window = self._found = None
+        if window is None:
+            return Sight(None, self._reason_to_probe(step, self._watch, before))
+        self._window = window
+        if self._watch.triggered == before.triggered:
+            return Sight(window=window)
+        since = self._watch.since_step
+        self._found = None if since is None else Finding(since, step.step, None, window)
+        event = _sentence(window, since, step.replicas)
+        return Sight(event, self._reason_to_probe(step, self._watch, before), window)
 
     def _reason_to_probe(self, step: Step, after: Watch, before: Watch) -> str | None:
         if step.replicas > 1 or len(step.places) < 2:

@@ -26,10 +26,14 @@ class Given:
     """Share of the step's time that it should save."""
     measured_gain_ratio: float | None = None
     """What it saved; None: not yet measured."""
+    refused: bool = False
+    """Whether it could not be carried out."""
 
     @property
     def failed(self) -> bool:
-        """Whether it brought less than half of what it promised."""
+        """Whether it brought less than half of what it promised, or nothing at all."""
+        if self.refused:
+            return True
         measured = self.measured_gain_ratio
         return measured is not None and measured < KEPT_PROMISE_RATIO * self.promised_gain_ratio
 
@@ -65,13 +69,24 @@ class Ledger:
         gain = 1 - step_seconds / last.step_seconds
         return replace(self, orders=(*self.orders[:-1], replace(last, measured_gain_ratio=gain)))
 
+    def refused(self) -> "Ledger":
+        """After the last order, if there was one, could not be carried out."""
+        return replace(self, orders=(*self.orders[:-1], *(replace(last, refused=True) for last in self.orders[-1:])))
+
     def loss_of(self, fault: Fault) -> float:
         """Seconds that this fault has cost."""
         return self.loss_seconds if fault == self.fault else 0.0
 
     def failed(self, fault: Fault) -> frozenset[Kind]:
-        """What has failed against this very fault, and is not tried against it again."""
-        return frozenset(order.kind for order in self.orders if order.failed and order.fault == fault)
+        """What has failed against this very fault, or was refused, and is not tried against it again.
+
+        Where a fault is does not matter to what was refused: it is the ranks, or Slurm, that cannot.
+        """
+        return frozenset(
+            order.kind
+            for order in self.orders
+            if order.failed and (order.fault == fault or (order.refused and order.fault.cause == fault.cause))
+        )
 
     def cooling_seconds(self, now_seconds: float, policy: Balance) -> float:
         """What remains of the rest after the last order; 0: none."""
