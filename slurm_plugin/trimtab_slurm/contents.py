@@ -78,6 +78,14 @@ class TrainingProfile:
     probes: Table = field(default_factory=dict)
     """step (taken before it), rank, seconds (of a matrix product that is the same on all ranks). Empty where none was
     asked for."""
+    settings: Table = field(default_factory=dict)
+    """step (the first under it), layout (as Megatron-core writes it), microbatches (of each replica, text "8|8"),
+    recomputed_layers (of each stage, likewise). Empty in older files."""
+    orders: Table = field(default_factory=dict)
+    """number, step, time_seconds, kind, before, after, reason, before_seconds, predicted_seconds, measured_seconds,
+    cost_seconds, moved_bytes, outcome. Empty where none was given."""
+    checkpoints: Table = field(default_factory=dict)
+    """step, time_seconds, duration_seconds, size_bytes, directory. Empty where none was saved."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,9 @@
     /training/stages/{step, replica, stage, ...}   one row a step, replica and stage
     /training/ranks/{rank, node, device, ...}      one row a rank
     /training/probes/{step, rank, seconds}         one row a probe and rank
+    /training/settings/{step, layout, ...}         one row a setting, by the first step under it
+    /training/orders/{number, step, kind, ...}     one row an order of the wrapper
+    /training/checkpoints/{step, ...}              one row a checkpoint that was saved
     /training/events/{time_seconds, kind, text}
     /events/{time_seconds, kind, text}             of the file itself
 
@@ -43,6 +46,8 @@ from trimtab_slurm.hdf5 import child, clean, has
 
 SCHEMA = 1
 _DEVICE_TEXTS = ("uuid", "kind", "model", "driver", "pci", "parent_uuid")
+_OPTIONAL_TABLES = ("probes", "settings", "orders", "checkpoints")
+"""Of a training; missing where they would be empty, and in files of versions that did not have them."""
 _LATEST_SECONDS = 253_402_300_799.0
 """The end of the year 9999, and of calendars."""
 
@@ -356,8 +361,9 @@ def _write_training(file: Any, training: TrainingProfile) -> None:
     group.attrs["end_seconds"] = training.end_seconds
     for name in ("steps", "stages", "ranks"):
         hdf5.write_table(group.create_group(name), getattr(training, name))
-    if training.probes:
-        hdf5.write_table(group.create_group("probes"), training.probes)
+    for name in _OPTIONAL_TABLES:
+        if table := getattr(training, name):
+            hdf5.write_table(group.create_group(name), table)
     _write_events(group, training.events)
 
 
@@ -371,7 +377,7 @@ def _read_training(group: Any) -> TrainingProfile:
         stages=hdf5.read_table(child(group, "stages")),
         ranks=hdf5.read_table(child(group, "ranks")),
         events=_read_events(child(group, "events")),
-        probes=hdf5.read_table(child(group, "probes")) if has(group, "probes") else {},
+        **{name: hdf5.read_table(child(group, name)) for name in _OPTIONAL_TABLES if has(group, name)},
     )
 
 

@@ -102,6 +102,9 @@ def make_training(start, end):
         ranks={"rank": np.array([0, 1]), "node": np.array(["n1", "n2-longer"])},
         events=(),
         probes={"step": np.array([5, 5]), "rank": np.array([0, 1]), "seconds": np.array([0.25, 0.5])},
+        settings={"step": np.array([1]), "layout": np.array(["Ett|ttL"]), "microbatches": np.array(["8|8"])},
+        orders={"number": np.array([1]), "kind": np.array(["checkpoint"]), "moved_bytes": np.array([np.nan])},
+        checkpoints={"step": np.array([2]), "duration_seconds": np.array([1.5]), "size_bytes": np.array([1 << 40])},
     )
 
 

@@ -260,12 +260,23 @@ def test_merging_keeps_every_part_as_it_is(tmp_path, make_part, assert_same, mer
     assert_same(whole.training, parts[""].training)
 
 
-def test_files_from_before_there_were_probes_have_none(tmp_path, make_part):
+@pytest.mark.parametrize("name", ["probes", "settings", "orders", "checkpoints"])
+def test_files_of_versions_that_lacked_a_table_have_an_empty_one(tmp_path, make_part, name):
     part = make_part("")
-    write(tmp_path / "older.h5", replace(part, training=replace(part.training, probes={})))
+    write(tmp_path / "older.h5", replace(part, training=replace(part.training, **{name: {}})))
     with h5py.File(tmp_path / "older.h5") as file:
-        assert "probes" not in file["training"]
-    assert read(tmp_path / "older.h5").training.probes == {}
+        assert name not in file["training"]
+    assert getattr(read(tmp_path / "older.h5").training, name) == {}
+
+
+def test_the_figures_of_orders_carry_their_units(tmp_path, make_part):
+    write(tmp_path / "x.h5", make_part(""))
+    with h5py.File(tmp_path / "x.h5") as file:
+        training = file["training"]
+        assert training["orders/moved_bytes"].attrs["units"] == "bytes"
+        assert training["orders/number"].attrs["units"] == "count"
+        assert training["settings/layout"].attrs["units"] == ""
+        assert training["checkpoints/duration_seconds"].attrs["units"] == "seconds"
 
 
 def test_two_parts_of_one_node_are_joined_in_time(tmp_path, make_part, merge):
