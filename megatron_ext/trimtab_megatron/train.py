@@ -18,6 +18,7 @@ from trimtab_megatron.data import microbatch_indices
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.optimizer import learning_rate
 from trimtab_megatron.probe import product_seconds
+from trimtab_megatron.recompute import recompute_layers
 from trimtab_megatron.run import Run
 from trimtab_megatron.world import World
 
@@ -25,6 +26,7 @@ from trimtab_megatron.world import World
 def train(run: Run) -> None:
     """Take steps until the last one, or until told to stop; save on the way and at the end."""
     interval = run.job.train.checkpoint_interval_steps
+    recompute_layers(run.engine.chunks, run.setting.recomputed_layers[run.world.pipeline_rank])
     while run.progress.step < run.job.train.steps:
         order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
         if order is not None:
