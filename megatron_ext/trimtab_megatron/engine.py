@@ -31,3 +31,13 @@ def build_engine(job: Job, world: World, vocabulary_size: int) -> Engine:
     chunks = build_chunks(job, config, world, vocabulary_size)
     optimizer = build_optimizer(job, config, chunks)
     return Engine(job, config, chunks, optimizer, build_schedule(job, optimizer))
+
+
+def dismantle(chunks: Sequence[DistributedDataParallel]) -> None:
+    """Free the memory of chunks that train no more. They are in cycles through autograd, which Python cannot see."""
+    for chunk in chunks:
+        chunk.grad_accs.clear()  # and with them the hooks that hold the chunk
+        for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
+            for flat in (buffer.grad_data, buffer.param_data):
+                if flat is not None:
+                    flat.untyped_storage().resize_(0)
