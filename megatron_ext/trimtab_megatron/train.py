@@ -19,6 +19,7 @@ from trimtab_megatron.identity import RankError
 from trimtab_megatron.optimizer import learning_rate
 from trimtab_megatron.probe import product_seconds
 from trimtab_megatron.recompute import recompute_layers
+from trimtab_megatron.reshape import reshape
 from trimtab_megatron.run import Run
 from trimtab_megatron.world import World
 
@@ -48,6 +49,8 @@ def obey(run: Run, order: Order) -> None:
         save(run)
     elif order.kind == "probe":
         probe(run)
+    elif order.kind == "reshape":
+        reshape(run, order)
 
 
 def take_step(run: Run) -> None:
