@@ -49,7 +49,8 @@ class Holdings:
         name, kind = key
         if kind in STATES:
             optimizer, main = self._optimized[name]
-            return optimizer.state[main][kind].view(-1)
+            state: torch.Tensor = optimizer.state[main][kind]
+            return state.view(-1)
         return self._tensors[key]
 
     def receive(self, key: Key) -> torch.Tensor:

@@ -145,7 +145,7 @@ def prepare(run: Run, setting: Setting) -> Prepared:
         for chunk in chunks:
             chunk.offload_grad_buffers()
 
-    def build_rest() -> Prepared:
+    def build_rest() -> Engine:
         optimizer = build_optimizer(job, config, chunks)
         engine = Engine(job, config, chunks, optimizer, build_schedule(job, optimizer))
         carry_on(old, engine)
