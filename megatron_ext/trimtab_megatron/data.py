@@ -2,19 +2,19 @@
 
 Sample i of a run is the same whatever the shape: epoch i // length, place i % length in a permutation drawn from the
 seed and the epoch, so that each sample comes exactly once an epoch. A step takes the next `global_batch_size`
-indices, shared out over microbatches and replicas; a resumed run goes on at the index where it stopped.
+indices, cut into microbatches that are dealt to the replicas; a resumed run goes on at the index where it stopped.
 """
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from trimtab.protocol import Batch, Job, JobError, Shape
+from trimtab.protocol import Job, JobError
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.provider import load_provider
 from trimtab_megatron.tokens import Tokens, open_tokens
@@ -66,15 +66,33 @@ class SampleOrder:
         return int(self._permutation[place])
 
 
-def microbatch_indices(batch: Batch, shape: Shape, consumed_samples: int, data_rank: int) -> Iterator[range]:
+def microbatch_indices(
+    counts: Sequence[int], microbatch_size: int, consumed_samples: int, data_rank: int
+) -> list[range]:
     """Global sample indices of each microbatch that one replica takes in the next step.
 
-    Microbatches are dealt to the replicas in turn, so that a step takes the same samples at every data-parallel size.
+    Microbatches are dealt to the replicas in turn, passing over those that have their count: a step takes the same
+    microbatches at every data-parallel size, and however many of them each replica takes.
     """
-    count = batch.global_batch_size // (batch.microbatch_size * shape.data)
-    for number in range(count):
-        first = consumed_samples + (number * shape.data + data_rank) * batch.microbatch_size
-        yield range(first, first + batch.microbatch_size)
+    turns = sorted((turn, replica) for replica, count in enumerate(counts) for turn in range(count))
+    numbers = [number for number, (_, replica) in enumerate(turns) if replica == data_rank]
+    firsts = [consumed_samples + number * microbatch_size for number in numbers]
+    return [range(first, first + microbatch_size) for first in firsts]
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """What passes the pipeline at once."""
+
+    sample: int
+    """Global index of its first sample."""
+    rows: int
+    length: int
+    """Tokens of each row."""
+    real_tokens: int
+    """Those that have a label."""
+    tokens: torch.Tensor | None
+    """[rows, length + 1]; None on stages that need none."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +107,13 @@ class Dataset:
     built: str
     """What had to be built for it; empty when nothing was."""
 
-    def batch(self, indices: range) -> torch.Tensor:
-        """Samples as tokens [b, s + 1]. Raises RankError for a sample that does not fit the model."""
+    def sizes(self, indices: range) -> Microbatch:
+        """A microbatch without its tokens."""
+        length = self.sequence_length
+        return Microbatch(indices.start, len(indices), length, len(indices) * length, None)
+
+    def microbatch(self, indices: range) -> Microbatch:
+        """A microbatch with its tokens. Raises RankError for a sample that does not fit the model."""
         rows = []
         for index in indices:
             sample = self.order[index]
@@ -102,7 +125,7 @@ class Dataset:
                 )
             _check_range(row, self.samples.vocabulary_size, f"sample {sample}")
             rows.append(row)
-        return torch.stack(rows)
+        return replace(self.sizes(indices), tokens=torch.stack(rows))
 
 
 def open_dataset(job: Job) -> Dataset:

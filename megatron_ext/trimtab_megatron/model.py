@@ -21,6 +21,7 @@ from trimtab.protocol import Job, JobError, layout_of
 from trimtab_kernels.rms_norm import rms_norm
 from trimtab_megatron.initialize import initialize, normal
 from trimtab_megatron.provider import load_provider
+from trimtab_megatron.randomness import Randomness, has_dropout
 from trimtab_megatron.stage_clock import StageClock
 from trimtab_megatron.world import World
 
@@ -137,6 +138,10 @@ def build_chunks(
         )
         for number, chunk in enumerate(chunks)
     ]
+    config.randomness = None
+    if has_dropout(chunks, config):
+        config.randomness = Randomness(job.train.seed, config, world)
+        config.randomness.adopt(chunks)
     config.finalize_model_grads_func = finalize_model_grads
     config.timers = StageClock(world.cuda, world.faults.slow)
     return wrapped

@@ -7,6 +7,7 @@ wrapped after the build, so that it works for any model of Megatron-core's layer
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -28,15 +29,24 @@ def recompute_layers(chunks: Sequence[DistributedDataParallel], count: int) -> N
         if recomputed and number >= count:
             layer.forward = layer.forward.forward
         elif not recomputed and number < count:
-            layer.forward = _Recomputed(layer.forward)
+            layer.forward = _Recomputed(layer.forward, chunks[0].config.randomness)
 
 
 class _Recomputed:
     """A layer's forward that runs again in the backward."""
 
-    def __init__(self, forward: Callable[..., Any]) -> None:
+    def __init__(self, forward: Callable[..., Any], randomness: Any) -> None:
         self.forward = forward
+        self._randomness = randomness
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        # The non-reentrant kind: it takes keywords, and inputs that need no gradient.
-        return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+        # The non-reentrant kind: it takes keywords, and inputs that need no gradient. Random states need not be kept,
+        # as the forward seeds for its sample; but by the time of its backward, another microbatch is the current one.
+        return checkpoint(
+            self.forward, *args, use_reentrant=False, preserve_rng_state=False, context_fn=self._contexts, **kwargs
+        )
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Those of the forward and of its recomputation, made at the forward."""
+        randomness = self._randomness
+        return nullcontext(), randomness.of(randomness.sample) if randomness else nullcontext()

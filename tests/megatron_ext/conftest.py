@@ -263,13 +263,14 @@ Series = Callable[..., list[Ended]]
 def train_series(start_ranks: Start, tmp_path_factory: pytest.TempPathFactory) -> Series:
     """A function that runs several jobs in the same ranks, one after the other; starting ranks takes the longest.
 
-    `orders` are those of one job, by its place: {place: {steps taken before it: Order}}.
+    By the place of a job: `orders` that come after so many steps, and `microbatches` of each replica.
     """
 
     def train(
         jobs: list[dict[str, Any]],
         ranks: int,
         orders: dict[int, dict[int, Order]] | None = None,
+        microbatches: dict[int, tuple[int, ...]] | None = None,
         **options: Any,
     ) -> list[Ended]:
         directory = tmp_path_factory.mktemp("series")
@@ -277,6 +278,7 @@ def train_series(start_ranks: Start, tmp_path_factory: pytest.TempPathFactory) -
             {
                 "job": job_to_json(job_from_dict(job)),
                 "orders": {step: encode(order).decode() for step, order in (orders or {}).get(number, {}).items()},
+                "microbatches": (microbatches or {}).get(number, ()),
             }
             for number, job in enumerate(jobs)
         ]

@@ -14,7 +14,9 @@ cuda = cpu.prepare()
 
 import json  # noqa: E402
 import warnings  # noqa: E402
+from dataclasses import replace  # noqa: E402
 
+import torch.distributed as dist  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 
 from trimtab.protocol import (  # noqa: E402
@@ -31,7 +33,7 @@ from trimtab.protocol import (  # noqa: E402
 )
 from trimtab_megatron import run as runs  # noqa: E402
 from trimtab_megatron import train, world  # noqa: E402
-from trimtab_megatron.identity import RankError, identity  # noqa: E402
+from trimtab_megatron.identity import Identity, RankError, identity  # noqa: E402
 
 
 class Recorder:
@@ -61,8 +63,11 @@ class Recorder:
         return order
 
 
-def run_job(job: Job, who: world.Identity, agreement: object, recorder: Recorder) -> None:
+def run_job(job: Job, who: Identity, agreement: dist.ProcessGroup, recorder: Recorder, counts: list[int]) -> None:
+    """Train; with other counts of microbatches than a job begins with, where some are given."""
     run = runs.prepare(job, world.arrange(job, who, cuda, agreement), recorder)
+    if counts:
+        run.setting = replace(run.setting, microbatches=tuple(counts))
     try:
         train.train(run)
         recorder.send(Done(who.rank, run.progress.step))
@@ -78,7 +83,7 @@ def main() -> None:
     agreement = world.join(who, cuda)
     for number, entry in enumerate(json.loads((directory / "series.json").read_text())):
         recorder = Recorder(directory / f"{number}.{who.rank}", entry["orders"])
-        run_job(job_from_json(entry["job"]), who, agreement, recorder)
+        run_job(job_from_json(entry["job"]), who, agreement, recorder, entry["microbatches"])
 
 
 if __name__ == "__main__":  # saving a checkpoint spawns a helper process, which imports this module again

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab.protocol import Batch, JobError, Shape, job_from_dict
+from trimtab.protocol import JobError, job_from_dict
 from trimtab_megatron.data import SampleOrder, TokenSamples, microbatch_indices, open_dataset
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.tokens import Tokens
@@ -26,13 +26,29 @@ def test_epochs_and_seeds_differ_and_a_sample_can_be_asked_for_in_any_order():
     assert (order[150], order[50], order[150]) == (second[50], first[50], second[50])
 
 
-@pytest.mark.parametrize("data", [1, 2, 4])
-def test_a_step_takes_the_same_samples_at_every_data_parallel_size(data):
-    batch = Batch(microbatch_size=2, global_batch_size=16)
-    replicas = [list(microbatch_indices(batch, Shape(1, 1, data), 48, rank)) for rank in range(data)]
-    assert [len(microbatches) for microbatches in replicas] == [8 // data] * data
-    taken = [index for microbatches in replicas for indices in microbatches for index in indices]
-    assert sorted(taken) == list(range(48, 64))
+def dealt(counts, size=2, consumed=48):
+    return [microbatch_indices(counts, size, consumed, replica) for replica in range(len(counts))]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 100))
+def test_however_many_microbatches_a_replica_takes_each_sample_comes_once(counts, size, consumed):
+    replicas = dealt(counts, size, consumed)
+    assert [len(microbatches) for microbatches in replicas] == counts
+    cut = {range(first, first + size) for first in range(consumed, consumed + sum(counts) * size, size)}
+    assert {indices for microbatches in replicas for indices in microbatches} == cut
+    assert all(microbatches == sorted(microbatches, key=lambda indices: indices.start) for microbatches in replicas)
+
+
+@given(st.integers(1, 9), st.integers(1, 4))
+def test_equal_counts_are_dealt_in_turn(count, replicas):
+    for replica, microbatches in enumerate(dealt([count] * replicas, size=3, consumed=7)):
+        assert [indices.start for indices in microbatches] == [
+            7 + 3 * (number * replicas + replica) for number in range(count)
+        ]
+
+
+def test_who_has_his_share_is_passed_over():
+    assert [[indices.start for indices in taken] for taken in dealt([4, 1, 2])] == [[48, 54, 58, 60], [50], [52, 56]]
 
 
 def test_samples_are_consecutive_and_labels_reach_one_token_further():
@@ -51,9 +67,10 @@ def job(tmp_path, text="some text\n" * 100, **data):
 
 def test_a_batch_holds_the_samples_that_the_order_names(tmp_path):
     dataset = open_dataset(job(tmp_path))
-    batch = dataset.batch(range(3, 5))
-    assert (batch.shape, batch.dtype) == ((2, 33), torch.int64)
-    assert batch[1].tolist() == dataset.samples[dataset.order[4]].tolist()
+    microbatch = dataset.microbatch(range(3, 5))
+    assert (microbatch.sample, microbatch.rows, microbatch.length, microbatch.real_tokens) == (3, 2, 32, 64)
+    assert (microbatch.tokens.shape, microbatch.tokens.dtype) == ((2, 33), torch.int64)
+    assert microbatch.tokens[1].tolist() == dataset.samples[dataset.order[4]].tolist()
 
 
 def test_text_too_short_for_one_sample_is_refused(tmp_path):
@@ -95,7 +112,7 @@ def test_samples_of_a_provider_are_checked(tmp_path, monkeypatch, sample, messag
     monkeypatch.setattr("trimtab_megatron.data.load_provider", lambda key, name: lambda job: Provided(sample))
     dataset = open_dataset(job(tmp_path, provider="my:samples"))
     with pytest.raises(RankError, match=message):
-        dataset.batch(range(2))
+        dataset.microbatch(range(2))
 
 
 def test_a_provider_that_returns_something_else_is_refused(tmp_path, monkeypatch):
