@@ -3,7 +3,8 @@
 import math
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trimtab.protocol import Order, Probe, StepReport
 from trimtab_megatron.checkpoint import Progress
-from trimtab_megatron.data import microbatch_indices
+from trimtab_megatron.data import Microbatch, microbatch_indices
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.optimizer import learning_rate
 from trimtab_megatron.probe import product_seconds
@@ -56,19 +57,19 @@ def obey(run: Run, order: Order) -> None:
 def take_step(run: Run) -> None:
     """One optimizer step over the global batch, and the report of it."""
     began = time.perf_counter()
-    batch, shape, length = run.job.batch, run.world.shape, run.job.model.sequence_length
-    microbatches = batch.global_batch_size // (batch.microbatch_size * shape.data)
+    engine, batch = run.engine, run.job.batch
+    microbatches = step_microbatches(run)
+    weighted = list(zip(microbatches, loss_weights(run, microbatches), strict=True))
 
-    engine = run.engine
     for chunk in engine.chunks:
         chunk.zero_grad_buffer()
     engine.optimizer.zero_grad()
     losses = get_forward_backward_func()(
         forward_step_func=forward_step,
-        data_iterator=[batches(run) for _ in engine.chunks],
+        data_iterator=[iter(weighted) for _ in engine.chunks],
         model=list(engine.chunks),
-        num_microbatches=microbatches,
-        seq_length=length,
+        num_microbatches=len(microbatches),
+        seq_length=run.job.model.sequence_length,
         micro_batch_size=batch.microbatch_size,
         forward_only=False,
     )
@@ -92,9 +93,9 @@ def take_step(run: Run) -> None:
             duration_seconds=time.perf_counter() - began,
             forward_seconds=times.forward_seconds,
             backward_seconds=times.backward_seconds,
-            microbatches=microbatches,
-            tokens=microbatches * batch.microbatch_size * length,
-            squared_lengths=microbatches * batch.microbatch_size * length**2,
+            microbatches=len(microbatches),
+            tokens=sum(microbatch.rows * microbatch.length for microbatch in microbatches),
+            squared_lengths=sum(microbatch.rows * microbatch.length**2 for microbatch in microbatches),
             peak_memory_bytes=peak_memory_bytes(run.world.cuda),
             loss=loss if speaks else None,
             gradient_norm=float(gradient_norm) if speaks else None,
@@ -104,34 +105,50 @@ def take_step(run: Run) -> None:
     )
 
 
-def batches(run: Run) -> Iterator[torch.Tensor | None]:
-    """Tokens [b, s + 1] of this replica's microbatches of the next step; None on stages that see none."""
-    world = run.world
-    for indices in microbatch_indices(run.job.batch, world.shape, run.progress.consumed_samples, world.data_rank):
-        if world.first_stage or world.last_stage:
-            yield run.dataset.batch(indices).to(world.device, non_blocking=True)
-        else:
-            yield None
+def step_microbatches(run: Run) -> list[Microbatch]:
+    """What this replica takes in the next step; stages that see no tokens get none."""
+    world, batch = run.world, run.job.batch
+    consumed = run.progress.consumed_samples
+    dealt = microbatch_indices(run.setting.microbatches, batch.microbatch_size, consumed, world.data_rank)
+    read = run.dataset.microbatch if world.first_stage or world.last_stage else run.dataset.sizes
+    return [read(indices) for indices in dealt]
 
 
-def forward_step(data: Iterator[torch.Tensor | None], model: DistributedDataParallel) -> tuple[torch.Tensor, Any]:
+def loss_weights(run: Run, microbatches: Sequence[Microbatch]) -> list[float]:
+    """What each microbatch's mean loss is multiplied by, so that every token of the global batch counts the same.
+
+    The schedule divides by the replica's number of microbatches, and data parallelism by the number of replicas: they
+    are in the weight, and what is left is the microbatch's share of the tokens. Where all are equal it is exactly 1.
+    """
+    tokens = [microbatch.real_tokens for microbatch in microbatches]
+    total = run.job.batch.global_batch_size * run.job.model.sequence_length
+    return [own * len(microbatches) * run.world.shape.data / total for own in tokens]
+
+
+def forward_step(
+    data: Iterator[tuple[Microbatch, float]], model: DistributedDataParallel
+) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
     """One microbatch through one chunk, as Megatron-core's schedules call it: the output, and how to make a loss."""
-    tokens = next(data)
-    if tokens is None:
-        return model(input_ids=None, position_ids=None, attention_mask=None), token_loss
+    microbatch, weight = next(data)
+    if model.config.randomness is not None:
+        model.config.randomness.begin(microbatch.sample)
+    loss = partial(token_loss, weight)
+    if microbatch.tokens is None:
+        return model(input_ids=None, position_ids=None, attention_mask=None), loss
+    tokens = microbatch.tokens.to(torch.cuda.current_device(), non_blocking=True)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     positions = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
-    return model(input_ids=inputs, position_ids=positions, attention_mask=None, labels=labels), token_loss
+    return model(input_ids=inputs, position_ids=positions, attention_mask=None, labels=labels), loss
 
 
-def token_loss(output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Mean of the losses [b, s] of one microbatch, to differentiate and to report."""
-    loss = output.float().mean()
+def token_loss(weight: float, output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Weighted mean of the losses [b, s] of one microbatch, to differentiate and to report."""
+    loss = output.float().mean() * weight
     return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
 
 def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:
-    """Mean over the global batch: over this replica's microbatches, and over the replicas."""
+    """Mean over the tokens of the global batch, from the weighted losses of this replica's microbatches."""
     mean = torch.stack([loss["loss"] for loss in losses]).mean()
     dist.all_reduce(mean, group=parallel_state.get_data_parallel_group())
     return float(mean) / world.shape.data
