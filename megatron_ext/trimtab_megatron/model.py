@@ -57,9 +57,10 @@ def padded_vocabulary(vocabulary_size: int, tensor: int) -> int:
     return -(-vocabulary_size // multiple) * multiple
 
 
-def uses_bf16(job: Job, cuda: bool) -> bool:
-    """Whether parameters and activations are bf16 (the optimizer's stay fp32)."""
-    return job.train.precision == "bf16" or (job.train.precision == "auto" and cuda)
+def precision(job: Job, cuda: bool) -> torch.dtype:
+    """What parameters and activations are held in; the optimizer's are fp32."""
+    default = torch.bfloat16 if cuda else torch.float32
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}.get(job.train.precision, default)
 
 
 def transformer_config(job: Job, cuda: bool) -> TransformerConfig:
@@ -71,7 +72,7 @@ def transformer_config(job: Job, cuda: bool) -> TransformerConfig:
     model, parallel = job.model, job.parallel
     interleaved = parallel.virtual > 1
     stages = parallel.pipeline * parallel.virtual
-    dtype = torch.bfloat16 if uses_bf16(job, cuda) else torch.float32
+    dtype = precision(job, cuda)
     return TransformerConfig(
         num_layers=model.layers,
         hidden_size=model.hidden_size,
@@ -94,6 +95,7 @@ def transformer_config(job: Job, cuda: bool) -> TransformerConfig:
         pipeline_model_parallel_layout=str(layout_of(job)) if stages > 1 else None,
         sequence_parallel=parallel.sequence_parallel,
         bf16=dtype is torch.bfloat16,
+        fp16=dtype is torch.float16,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         gradient_accumulation_fusion=False,
@@ -133,7 +135,7 @@ def build_chunks(
         DistributedDataParallel(
             config=config,
             ddp_config=ddp_config,
-            module=Float16Module(config, chunk) if config.bf16 else chunk,
+            module=Float16Module(config, chunk) if config.bf16 or config.fp16 else chunk,
             disable_bucketing=number > 0,  # as Megatron-core's own scripts do: only the first chunk's is overlapped
         )
         for number, chunk in enumerate(chunks)
