@@ -17,7 +17,7 @@ from trimtab.protocol import Order, Probe, StepReport
 from trimtab_megatron.checkpoint import Progress
 from trimtab_megatron.data import Microbatch, microbatch_indices
 from trimtab_megatron.identity import RankError
-from trimtab_megatron.optimizer import learning_rate
+from trimtab_megatron.optimizer import LEAST_LOSS_SCALE, learning_rate, scaler_state
 from trimtab_megatron.probe import product_seconds
 from trimtab_megatron.recompute import recompute_layers
 from trimtab_megatron.reshape import reshape
@@ -75,12 +75,15 @@ def take_step(run: Run) -> None:
     )
     engine.schedule.step(1)
     rate = learning_rate(engine.optimizer)
-    _, gradient_norm, _ = engine.optimizer.step()
+    scale = engine.optimizer.get_loss_scale()
+    applied, gradient_norm, _ = engine.optimizer.step()
     step = run.progress.step + 1
-    if not math.isfinite(float(gradient_norm)):
+    if applied and not math.isfinite(float(gradient_norm)):
         # The norm is global: all ranks stop here, before a checkpoint of broken parameters is written.
         raise RankError(f"the gradient norm of step {step} is {float(gradient_norm)}: lower train.learning_rate")
     run.progress = Progress(step, run.progress.consumed_samples + batch.global_batch_size)
+    if not applied:
+        tell_of_overflow(run, float(scale))
 
     loss = mean_loss(losses, run.world) if run.world.last_stage else None
     times = run.engine.config.timers.read()
@@ -98,7 +101,7 @@ def take_step(run: Run) -> None:
             squared_lengths=sum(microbatch.rows * microbatch.length**2 for microbatch in microbatches),
             peak_memory_bytes=peak_memory_bytes(run.world.cuda),
             loss=loss if speaks else None,
-            gradient_norm=float(gradient_norm) if speaks else None,
+            gradient_norm=float(gradient_norm) if speaks and applied else None,
             learning_rate=rate if speaks else None,
             consumed_samples=run.progress.consumed_samples if speaks else None,
         )
@@ -145,6 +148,25 @@ def token_loss(weight: float, output: torch.Tensor) -> tuple[torch.Tensor, dict[
     """Weighted mean of the losses [b, s] of one microbatch, to differentiate and to report."""
     loss = output.float().mean() * weight
     return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
+
+
+def tell_of_overflow(run: Run, scale: float) -> None:
+    """After a step that was skipped, as its gradients overflowed fp16: tell where that has lowered the loss scale.
+
+    Raises RankError, on all ranks alike, where there is nothing left to lower.
+    """
+    step, now = run.progress.step, scaler_state(run.engine.optimizer)["scale"]
+    if scale <= LEAST_LOSS_SCALE:
+        raise RankError(
+            f"the gradients of step {step} overflow fp16 at the least loss scale, {scale:g}: "
+            "lower train.learning_rate, or set train.precision to bf16 or fp32"
+        )
+    if now < scale:
+        run.tell(
+            "precision",
+            f"skipped step {step}: its gradients overflowed fp16 at the loss scale {scale:g}, "
+            f"which is {now:g} from here on",
+        )
 
 
 def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:
