@@ -56,6 +56,8 @@ class JobState:
     """Those that the job asked for by name."""
     excluded_nodes: tuple[str, ...]
     """Those that the job shall not get."""
+    constraint: str
+    """Features that its nodes must have, as it wrote them: "a100&nvlink"; empty: none."""
     least_nodes: int
     """How many it waits for at least; of a job that has started, how many it has."""
     most_nodes: int
@@ -93,6 +95,8 @@ class Node:
     state: str
     """As Slurm spells it: IDLE, MIXED, IDLE+DRAIN, DOWN*, ... (*: it does not respond)."""
     partitions: tuple[str, ...]
+    features: tuple[str, ...]
+    """The active ones."""
     cpus: int
     memory_megabytes: int
     gpus: int

@@ -42,6 +42,7 @@ def parse_job(text: str, job_id: int) -> JobState | None:
         partition=_field("Partition", line),
         required_nodes=expand_nodes(_field("ReqNodeList", line)),
         excluded_nodes=expand_nodes(_field("ExcNodeList", line)),
+        constraint=_field("Features", line),
         least_nodes=int(least or 0),
         most_nodes=int(most or least or 0),
         tasks=_number("NumTasks", line) or 0,
@@ -59,7 +60,8 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
         Node(
             name=_field("NodeName", line),
             state=_field("State", line),
-            partitions=tuple(filter(None, _field("Partitions", line).split(","))),
+            partitions=_names("Partitions", line),
+            features=_names("ActiveFeatures", line),
             cpus=_number("CPUTot", line) or 0,
             memory_megabytes=_number("RealMemory", line) or 0,
             gpus=gpus_in(_field("Gres", line)),
@@ -91,6 +93,10 @@ def _field(key: str, line: str) -> str:
     """The value of a key whose values hold no space; empty when there is none."""
     match = re.search(rf"(?:^| ){key}=(\S*)", line)
     return "" if match is None or match[1] == "(null)" else match[1]
+
+
+def _names(key: str, line: str) -> tuple[str, ...]:
+    return tuple(filter(None, _field(key, line).split(",")))
 
 
 def _number(key: str, line: str) -> int | None:

@@ -1,0 +1,133 @@
+"""Asking Slurm for the next attempt: the thin shell over the client.
+
+The order is requeue, then update. A requeued job waits at least until its batch script has ended, which is this
+process, so no attempt can begin before the update; and if this process is killed between the two, the job merely runs
+once more as it was. A hold in between would be for ever.
+
+Every round looks at the job first and does the one thing that is missing, so that what was done without an answer is
+not done twice: Slurm's SIGTERM ends the very command that requeues, and slurmctld may be restarted meanwhile.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from trimtab.requeue.exclusions import infeasible
+from trimtab_slurm.cluster import JobState, SlurmClient, SlurmError, SlurmSilent
+
+PATIENCE_SECONDS = 300.0
+"""How long Slurm may be away. The ranks have saved, and the nodes wait for it."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
+_WAITING = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+
+@dataclass(frozen=True)
+class Requeued:
+    """What came of asking."""
+
+    done: bool
+    """Whether the job begins again: if not, the batch script's exit code is the job's."""
+    told: str
+    """What Slurm was asked for, or why not."""
+
+
+def requeue(
+    client: SlurmClient,
+    job: JobState,
+    *,
+    excluded: Sequence[str],
+    nodes: int | None,
+    patience_seconds: float = PATIENCE_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Requeued:
+    """Have a job begin again, on `nodes` nodes (None: as before) and without those of `excluded`, the user's own
+    included; called from within its batch script.
+
+    `job` is as its current attempt began. Slurm's SIGTERM reaches this process meanwhile: it must not end it.
+    """
+    asking = _Asking(client, job, tuple(excluded), nodes)
+    deadline = time.monotonic() + patience_seconds
+    pause = FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            if result := asking.once():
+                return result
+        except SlurmSilent as error:
+            if time.monotonic() + pause > deadline:
+                return asking.result(f"Slurm does not answer: {error}")
+            sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
+        except SlurmError as error:
+            return asking.result(str(error))
+
+
+class _Asking:
+    """One requeue, in steps that can be repeated."""
+
+    def __init__(self, client: SlurmClient, job: JobState, excluded: tuple[str, ...], nodes: int | None) -> None:
+        self._client, self._job = client, job
+        self._excluded, self._nodes = excluded, nodes
+        self._complaints: list[str] = []
+        self._checked = self._updated = False
+        self.requeued = False
+
+    def once(self) -> Requeued | None:
+        """Look, and do the one thing that is missing; a result when nothing is."""
+        job, now = self._job, self._client.job(self._job.job_id)
+        if now is None or now.user != job.user:
+            return self.result(f"Slurm no longer knows job {job.job_id}")
+        self.requeued = now.restart_count > job.restart_count
+        if not self._checked:
+            self._check()
+        if not self.requeued:
+            if obstacle := why_not(now):
+                return self.result(obstacle)
+            self._client.requeue(job)
+        elif now.state not in _WAITING:
+            return self.result("the next attempt has begun already")
+        elif not self._updated:
+            if self._nodes is None and set(self._excluded) == set(now.excluded_nodes):
+                return self.result()
+            self._client.update(job, excluded=self._excluded, nodes=self._nodes)
+            self._updated = True
+        elif self._nodes is not None and now.tasks != self._nodes:
+            # Its number of tasks was asked for, and would hold it for ever where it does not fit the nodes.
+            self._client.update(job, nodes=len(job.nodes))
+            self._nodes = None
+            self._complaints.append(f"its number of nodes stays: sbatch was told --ntasks={now.tasks}")
+        else:
+            return self.result()
+        return None
+
+    def result(self, *more: str) -> Requeued:
+        """As things stand."""
+        if not self.requeued:
+            return Requeued(False, "; ".join(["not requeued", *more]))
+        asked = []
+        if self._updated and self._nodes is not None:
+            asked.append(f"on {self._nodes} nodes")
+        if self._updated and self._excluded:
+            asked.append(f"without {', '.join(self._excluded)}")
+        return Requeued(True, "; ".join([" ".join(["requeued", *asked]), *self._complaints, *more]))
+
+    def _check(self) -> None:
+        """Drop from the request what would keep the job from ever running."""
+        job, partition = self._job, self._client.nodes(self._job.partition)
+        if self._nodes is not None and job.tasks_per_node:
+            self._complaints.append("its number of nodes stays: sbatch was told --ntasks-per-node, which fixes it")
+            self._nodes = None
+        if obstacle := infeasible(job, partition, self._excluded, self._nodes or len(job.nodes)):
+            self._complaints.append(f"it is asked for as it was: {obstacle}")
+            self._excluded, self._nodes = job.excluded_nodes, None
+        self._checked = True
+
+
+def why_not(now: JobState) -> str:
+    """Why a job that has not been requeued must not be, or cannot; empty: it can."""
+    if now.heterogeneous:
+        return "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
+    if not now.requeueable:
+        return "it was submitted with --no-requeue, or the site's JobRequeue=0 says so: sbatch --requeue allows it"
+    if now.state in ("RUNNING", "TIMEOUT") or (now.state == "COMPLETING" and now.reason == "TimeLimit"):
+        return ""
+    return f"it was cancelled, or is being ended otherwise: Slurm says {now.state}, {now.reason}"

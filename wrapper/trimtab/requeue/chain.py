@@ -1,0 +1,107 @@
+"""What outlives an attempt of a job. Values only.
+
+A chain belongs to a run, that is to its checkpoint directory: a job that is submitted anew with the same directory
+continues it. What limits a job from going on by itself counts for that job alone.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+
+from trimtab.balance.deciding.ledger import Given
+from trimtab.protocol import Batch, Job, Parallel, Setting, Shape
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of a job's batch script, from when it began."""
+
+    job_id: int
+    restart_count: int
+    started_seconds: float
+    """UTC, seconds since 1970, as all times here."""
+    nodes: tuple[str, ...]
+    shape: Shape
+    setting: Setting
+    """As it ended."""
+    first_step: int | None = None
+    """The first step that it took; None: none."""
+    last_step: int | None = None
+    first_step_seconds: float | None = None
+    """When the first step ended."""
+    last_step_seconds: float | None = None
+    ended_seconds: float | None = None
+    """None: it runs, or was killed before it could say."""
+    exit_code: int | None = None
+    cause: str = ""
+    """What ended it, in words that are the same whenever it is the same."""
+    why: str = ""
+    """The same at length."""
+    requeued: bool = False
+    """Whether it had itself requeued: Slurm's own requeues, after a preemption or a lost node, are not counted."""
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A node that was found slow or faulty."""
+
+    node: str
+    reason: str
+    since_seconds: float
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the next attempt shall run."""
+
+    job: str
+    """`fingerprint` of the job file that it was worked out for."""
+    nodes: int
+    """How many."""
+    parallel: Parallel
+    batch: Batch
+    setting: Setting
+    """What the ranks shall begin with."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The attempts of a run, and what they leave to the next."""
+
+    attempts: tuple[Attempt, ...] = ()
+    """Oldest first; the last may be running."""
+    exclusions: tuple[Exclusion, ...] = ()
+    """Oldest first."""
+    asked: tuple[str, ...] = ()
+    """Nodes that Slurm was last asked to leave out for the chain's sake: those of the job's list that are not here are
+    the user's own."""
+    wanted: Wanted | None = None
+    orders: tuple[Given, ...] = field(default=())
+    """Orders that failed: the next attempt does not repeat them."""
+
+    def begun(self, attempt: Attempt) -> "Chain":
+        """With an attempt that begins."""
+        return replace(self, attempts=(*self.attempts, attempt))
+
+    def updated(self, attempt: Attempt) -> "Chain":
+        """With the last attempt as it is now."""
+        return replace(self, attempts=(*self.attempts[:-1], attempt))
+
+    def of(self, job_id: int) -> tuple[Attempt, ...]:
+        """The attempts of one job, without those of earlier ones in the same directory."""
+        return tuple(attempt for attempt in self.attempts if attempt.job_id == job_id)
+
+    @property
+    def restart_seconds(self) -> float | None:
+        """What the last restart took, from the last step before it to the first one after it; None: not measured."""
+        for before, after in reversed(list(zip(self.attempts, self.attempts[1:], strict=False))):
+            if before.last_step_seconds is not None and after.first_step_seconds is not None:
+                return after.first_step_seconds - before.last_step_seconds
+        return None
+
+
+def fingerprint(job: Job) -> str:
+    """The same for job files that ask for the same model in the same shape: a plan for another one is void."""
+    parts = {"model": asdict(job.model), "parallel": asdict(job.parallel), "batch": asdict(job.batch)}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
