@@ -34,10 +34,11 @@ def build_engine(job: Job, world: World, vocabulary_size: int) -> Engine:
 
 
 def dismantle(chunks: Sequence[DistributedDataParallel]) -> None:
-    """Free the memory of chunks that train no more. They are in cycles through autograd, which Python cannot see."""
+    """Let go of the memory of chunks that train no more. What is left of them is for Python's collector."""
     for chunk in chunks:
-        chunk.grad_accs.clear()  # and with them the hooks that hold the chunk
+        chunk.grad_accs.clear()  # hooks in them hold the chunk, through autograd, where the collector cannot see
         for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
             for flat in (buffer.grad_data, buffer.param_data):
-                if flat is not None:
+                # Memory that numpy or a checkpoint has seen is not resizable: that goes with its tensors.
+                if flat is not None and flat.untyped_storage().resizable():
                     flat.untyped_storage().resize_(0)
