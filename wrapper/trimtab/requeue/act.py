@@ -18,6 +18,7 @@ from trimtab_slurm.cluster import JobState, SlurmClient, SlurmError, SlurmSilent
 PATIENCE_SECONDS = 300.0
 """How long Slurm may be away. The ranks have saved, and the nodes wait for it."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
+_RUNNING = ("RUNNING", "SIGNALING", "RESIZING")
 _WAITING = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 
 
@@ -28,7 +29,7 @@ class Requeued:
     done: bool
     """Whether the job begins again: if not, the batch script's exit code is the job's."""
     told: str
-    """What Slurm was asked for, or why not."""
+    """What Slurm was asked for, or why it was not or did not: follows "requeued: " or "not requeued: "."""
 
 
 def requeue(
@@ -43,7 +44,8 @@ def requeue(
     """Have a job begin again, on `nodes` nodes (None: as before) and without those of `excluded`, the user's own
     included; called from within its batch script.
 
-    `job` is as its current attempt began. Slurm's SIGTERM reaches this process meanwhile: it must not end it.
+    `job` is as its current attempt began. Slurm's SIGTERM reaches this process meanwhile, and what it has started:
+    have it ignored.
     """
     asking = _Asking(client, job, tuple(excluded), nodes)
     deadline = time.monotonic() + patience_seconds
@@ -77,11 +79,11 @@ class _Asking:
         if now is None or now.user != job.user:
             return self.result(f"Slurm no longer knows job {job.job_id}")
         self.requeued = now.restart_count > job.restart_count
+        if not self.requeued and (obstacle := why_not(now)):
+            return self.result(obstacle)
         if not self._checked:
             self._check()
         if not self.requeued:
-            if obstacle := why_not(now):
-                return self.result(obstacle)
             self._client.requeue(job)
         elif now.state not in _WAITING:
             return self.result("the next attempt has begun already")
@@ -91,10 +93,10 @@ class _Asking:
             self._client.update(job, excluded=self._excluded, nodes=self._nodes)
             self._updated = True
         elif self._nodes is not None and now.tasks != self._nodes:
-            # Its number of tasks was asked for, and would hold it for ever where it does not fit the nodes.
+            # A number of tasks was asked for, which does not follow: with it, Slurm could hold the job for ever.
             self._client.update(job, nodes=len(job.nodes))
             self._nodes = None
-            self._complaints.append(f"its number of nodes stays: sbatch was told --ntasks={now.tasks}")
+            self._complaints.append(_fixed(f"--ntasks={now.tasks}"))
         else:
             return self.result()
         return None
@@ -102,24 +104,30 @@ class _Asking:
     def result(self, *more: str) -> Requeued:
         """As things stand."""
         if not self.requeued:
-            return Requeued(False, "; ".join(["not requeued", *more]))
+            return Requeued(False, "; ".join(more))
         asked = []
         if self._updated and self._nodes is not None:
             asked.append(f"on {self._nodes} nodes")
         if self._updated and self._excluded:
             asked.append(f"without {', '.join(self._excluded)}")
-        return Requeued(True, "; ".join([" ".join(["requeued", *asked]), *self._complaints, *more]))
+        return Requeued(True, "; ".join([" ".join(asked) or "as it was", *self._complaints, *more]))
 
     def _check(self) -> None:
-        """Drop from the request what would keep the job from ever running."""
+        """Drop from the request what Slurm would take without a word, and then hold the job for ever."""
         job, partition = self._job, self._client.nodes(self._job.partition)
-        if self._nodes is not None and job.tasks_per_node:
-            self._complaints.append("its number of nodes stays: sbatch was told --ntasks-per-node, which fixes it")
+        tasks = f"--ntasks={job.tasks}" if job.tasks != len(job.nodes) else ""
+        if told := "--ntasks-per-node" if job.tasks_per_node else tasks:
+            if self._nodes not in (None, len(job.nodes)):
+                self._complaints.append(_fixed(told))
             self._nodes = None
         if obstacle := infeasible(job, partition, self._excluded, self._nodes or len(job.nodes)):
-            self._complaints.append(f"it is asked for as it was: {obstacle}")
+            self._complaints.append(obstacle)
             self._excluded, self._nodes = job.excluded_nodes, None
         self._checked = True
+
+
+def _fixed(option: str) -> str:
+    return f"its number of nodes stays: {option} fixes it, which sbatch need not be told"
 
 
 def why_not(now: JobState) -> str:
@@ -128,6 +136,6 @@ def why_not(now: JobState) -> str:
         return "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
     if not now.requeueable:
         return "it was submitted with --no-requeue, or the site's JobRequeue=0 says so: sbatch --requeue allows it"
-    if now.state in ("RUNNING", "TIMEOUT") or (now.state == "COMPLETING" and now.reason == "TimeLimit"):
+    if now.state in _RUNNING or (now.state in ("COMPLETING", "TIMEOUT") and now.reason == "TimeLimit"):
         return ""
-    return f"it was cancelled, or is being ended otherwise: Slurm says {now.state}, {now.reason}"
+    return f"Slurm is ending it, and not for its time limit, so it was cancelled or has failed ({now.state})"

@@ -6,7 +6,7 @@ continues it. What limits a job from going on by itself counts for that job alon
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from trimtab.balance.deciding.ledger import Given
 from trimtab.protocol import Batch, Job, Parallel, Setting, Shape
@@ -37,6 +37,8 @@ class Attempt:
     """What ended it, in words that are the same whenever it is the same."""
     why: str = ""
     """The same at length."""
+    node: str = ""
+    """Where it failed; empty: it did not, or it is not known."""
     requeued: bool = False
     """Whether it had itself requeued: Slurm's own requeues, after a preemption or a lost node, are not counted."""
 
@@ -77,12 +79,13 @@ class Chain:
     """Nodes that Slurm was last asked to leave out for the chain's sake: those of the job's list that are not here are
     the user's own."""
     wanted: Wanted | None = None
-    orders: tuple[Given, ...] = field(default=())
+    orders: tuple[Given, ...] = ()
     """Orders that failed: the next attempt does not repeat them."""
 
     def begun(self, attempt: Attempt) -> "Chain":
-        """With an attempt that begins."""
-        return replace(self, attempts=(*self.attempts, attempt))
+        """With an attempt that begins. Of a job submitted anew, no list was asked for yet."""
+        same_job = bool(self.of(attempt.job_id))
+        return replace(self, attempts=(*self.attempts, attempt), asked=self.asked if same_job else ())
 
     def updated(self, attempt: Attempt) -> "Chain":
         """With the last attempt as it is now."""

@@ -82,11 +82,17 @@ def _own_or_nearest(job: Job, world_size: int) -> tuple[Job, str]:
 
 
 def _candidates(job: Job, world_size: int) -> Iterator[Job]:
-    """The job in other shapes, its global batch kept; not all of them fit."""
+    """The job in other shapes, its global batch kept; not all of them fit.
+
+    A model of the user's own stays cut as it is: what else it could run as is not known here.
+    """
+    own = job.parallel.tensor, job.parallel.pipeline, job.parallel.virtual
     sizes = [size for size in range(1, job.batch.microbatch_size + 1) if job.batch.global_batch_size % size == 0]
     for tensor in _divisors(world_size):
         for pipeline in _divisors(world_size // tensor):
             for virtual in sorted({1, job.parallel.virtual}):
+                if job.model.provider and (tensor, pipeline, virtual) != own:
+                    continue
                 for size in sizes:
                     try:
                         parallel = _parallel(job, tensor, pipeline, virtual)
