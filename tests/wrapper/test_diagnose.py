@@ -309,12 +309,26 @@ def test_many_pipelines_at_once_take_what_each_takes_alone(seed, stages, virtual
         assert together[place] == pytest.approx(alone.duration_seconds, rel=1e-12)
 
 
-def test_means_over_microbatches_are_replayed_as_so_many_equal_ones():
+@pytest.mark.parametrize("counts", [(6, 6), (6, 4)])
+def test_means_over_microbatches_are_replayed_as_so_many_equal_ones(counts):
     random = np.random.default_rng(15)
     mean = random.uniform(1, 2, (4, 2, 3, 1))
     one_by_one = np.repeat(mean, 6, axis=-1)
-    found = diagnose(Durations(mean, mean, 3, microbatches=6))
+    for replica, count in enumerate(counts):
+        one_by_one[:, replica, :, count:] = np.nan
+    found = diagnose(Durations(mean, mean, 3, microbatches=counts))
     assert found.step_seconds == pytest.approx(diagnose(Durations(one_by_one, one_by_one, 3)).step_seconds, rel=1e-12)
+
+
+def test_a_slow_place_is_seen_whatever_its_share_of_the_microbatches():
+    """Replica 1 takes 1.6 times as long on stage 0, and has been given fewer microbatches for it."""
+    random = np.random.default_rng(16)
+    mean = random.normal(1.0, 0.01, (40, 2, 2, 1))
+    mean[:, 1, 0] *= 1.6
+    for counts in (8, 8), (10, 6):
+        found = diagnose(Durations(mean, mean, 2, microbatches=counts))
+        assert (found.cause, found.places) == ("hardware", ((1, 0),))
+        assert found.slow_places[0].slower_ratio == pytest.approx(0.6, abs=0.03)
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=4), st.floats(-5, 5))
@@ -345,7 +359,7 @@ def test_the_policy_says_what_counts():
         (-np.ones((3, 1, 4, 1)), {}, "a forward duration is not a positive number"),
         (np.full((3, 1, 4, 1), np.inf), {}, "a forward duration is not a positive number"),
         (np.where(np.arange(4)[:, None] == 2, np.nan, np.ones((3, 1, 4, 1))), {}, "no forward duration of chunk 2"),
-        (np.ones((3, 1, 4, 2)), {"microbatches": 4}, "means over 4 microbatches, but durations of 2"),
+        (np.ones((3, 1, 4, 2)), {"microbatches": (4,)}, r"means over \[4\] microbatches, but durations of 1 rep"),
         (np.ones((3, 1, 4, 1)), {"steps": (1, 2)}, "2 numbers for 3 steps"),
     ],
 )

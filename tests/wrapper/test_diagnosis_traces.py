@@ -96,7 +96,7 @@ def refused(tmp_path, contents, meta=META):
 def test_durations_transfers_and_ranks_are_as_recorded(tmp_path):
     trace = load(*written(tmp_path, table(slow=(1, 0, 2.5))))
     durations = trace.durations
-    assert (durations.steps, durations.stages, durations.passes) == (STEPS, STAGES, MICROBATCHES)
+    assert (durations.steps, durations.stages, durations.passes) == (STEPS, STAGES, (MICROBATCHES,) * 2)
     expected = np.full((len(STEPS), REPLICAS, STAGES, MICROBATCHES), FORWARD)
     expected[:, 1, 0] *= 2.5
     np.testing.assert_allclose(durations.forward_seconds, expected, rtol=1e-6)  # the file holds 32 bits

@@ -1,4 +1,6 @@
-from trimtab.balance.detect import WARM_UP_STEPS
+import dataclasses
+
+from trimtab.balance.detect import WARM_UP_STEPS, Detection
 from trimtab.protocol import Balance, Hello, StepReport
 from trimtab.watching import Assembly, Lookout, Sight
 
@@ -23,7 +25,8 @@ def sights(places, computes):
         for rank, seconds in enumerate(compute):
             if whole := assembly.add(report(rank, step, seconds), ranks(places)):
                 seen[step] = lookout.see(whole)
-    return {step: sight for step, sight in seen.items() if sight != Sight()}
+    found = {step: dataclasses.replace(sight, window=None) for step, sight in seen.items()}
+    return {step: sight for step, sight in found.items() if sight != Sight()}
 
 
 ONE = [(0, 0), (0, 1), (0, 2)]
@@ -77,3 +80,22 @@ def test_with_several_replicas_the_replica_is_named_and_none_is_probed():
 
 def test_one_stage_is_neither_watched_nor_probed():
     assert sights([(0, 0)], [[1.0]] * 40) == {}
+
+
+def test_another_setting_begins_anew_and_what_was_found_under_the_one_before_has_ended():
+    assembly, lookout = Assembly(len(ONE)), Lookout(POLICY)
+
+    def see(steps, setting):
+        for step in steps:
+            for rank, seconds in enumerate(SLOW):
+                if whole := assembly.add(report(rank, step, seconds), ranks(ONE)):
+                    sight = lookout.see(whole, setting)
+        return sight
+
+    last = WARM + 8
+    assert see(range(1, last + 1), "before").window.last_step == last
+    detection = lookout.detection
+    assert (detection.since_step, detection.place, len(detection.windows)) == (WARM + 1, (0, 2), 1)
+    assert see([last + 1], "after") == Sight()
+    assert lookout.detection == Detection((), ())
+    assert see(range(last + 2, last + WARM + 9), "after").event is not None

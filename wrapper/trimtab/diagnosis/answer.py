@@ -1,7 +1,7 @@
 """A diagnosis of a file, with the ranks and nodes behind its places: found, as JSON, and in words."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ from trimtab.balance.diagnosing.findings import HARDWARE, Diagnosis, Evidence
 from trimtab.balance.plan import Place
 from trimtab.diagnosis import profiles, readings, traces
 from trimtab.report.find import Recorded
+from trimtab.report.summary import Device
 from trimtab.wording import listed
+from trimtab_slurm.contents import Profile
 
 
 class DiagnosisError(Exception):
@@ -60,21 +62,26 @@ def of_trace(trace_file: Path, meta_file: Path) -> Answer:
 def of_profile(recorded: Recorded) -> Answer:
     """Diagnose an attempt. Raises DiagnosisError, and ReportError where its file cannot be read again."""
     with recorded.profile() as profile:
-        if profile.training is None:
-            raise DiagnosisError(f"{recorded.file}: holds no training part; only what `trimtab run` started has stages")
-        try:
-            training = profiles.read(profile.training)
-            least = training.policy.clear_ratio
-            probed = readings.probe_slowness(profile.training, least)
-            read = readings.readings(profile, recorded.summary.devices, training.start_seconds, training.end_seconds)
-            known = readings.by_place(probed or readings.clock_slowness(read, least), training.ranks)
-            found = diagnose(training.durations, training.policy, known)
-        except ValueError as error:  # a JobError is one, too
-            raise DiagnosisError(f"{recorded.file}: {error}") from error
+        return diagnosis_of(str(recorded.file), profile, recorded.summary.devices)
+
+
+def diagnosis_of(source: str, profile: Profile, seen: Sequence[Device] = ()) -> Answer:
+    """Diagnose what a profile holds; `seen` are the devices that ranks ran on. Raises DiagnosisError."""
+    if profile.training is None:
+        raise DiagnosisError(f"{source}: holds no training part; only what `trimtab run` started has stages")
+    try:
+        training = profiles.read(profile.training)
+        least = training.policy.clear_ratio
+        probed = readings.probe_slowness(profile.training, least)
+        read = readings.readings(profile, seen, training.start_seconds, training.end_seconds)
+        known = readings.by_place(probed or readings.clock_slowness(read, least), training.ranks)
+        found = diagnose(training.durations, training.policy, known)
+    except ValueError as error:  # a JobError is one, too
+        raise DiagnosisError(f"{source}: {error}") from error
     devices = readings.evidence(read, probed, least)
     found = replace(found, evidence=(*found.evidence, *_of_nodes(found, training.nodes), *devices))
     probed_places = readings.by_place(probed, training.ranks)
-    return Answer(str(recorded.file), found, training.ranks, training.nodes, probed_places)
+    return Answer(source, found, training.ranks, training.nodes, probed_places)
 
 
 def _of_nodes(found: Diagnosis, nodes_of: Mapping[Place, tuple[str, ...]]) -> Iterator[Evidence]:

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.balance.diagnosing.durations import LEAST_STEPS, Durations
-from trimtab.balance.pipeline.replay import Replay
+from trimtab.balance.pipeline.replay import Replays
 from trimtab.balance.plan import Floats, Place
+from trimtab.diagnosis.settings import Settings, settings_of
 from trimtab.protocol import Balance
 from trimtab.protocol.tables import job_from_dict
 from trimtab.report.stages import stage_matrix
@@ -38,15 +39,21 @@ class Training:
 
 
 def read(training: TrainingProfile) -> Training:
-    """Raises ValueError where there is nothing to diagnose, JobError where the job's policy is none."""
+    """Of the steps since the setting last changed.
+
+    Raises ValueError where there is nothing to diagnose, JobError where the job's policy is none.
+    """
     job = json.loads(str(training.attributes["job"]))
-    steps = len(training.steps["step"])
-    rows = slice(max(steps - NEWEST_STEPS, 1 if steps > LEAST_STEPS else 0), steps)
-    if steps < LEAST_STEPS:
-        raise ValueError(f"{steps} steps were measured: at least {LEAST_STEPS} are needed")
+    settings = settings_of(training)
+    first, steps = _counting(training, settings)
+    if steps - first < LEAST_STEPS:
+        since = " since layers or microbatches last moved" if settings.changed else ""
+        raise ValueError(f"{steps - first} steps were measured{since}: at least {LEAST_STEPS} are needed")
+    rows = slice(max(steps - NEWEST_STEPS, first + 1 if steps - first > LEAST_STEPS else first), steps)
     ended, took = (np.asarray(training.steps[name], dtype=np.float64) for name in ("time_seconds", "duration_seconds"))
     ranks, nodes = _members(training)
-    durations = _durations(training, rows, int(job["parallel"]["virtual"]))
+    passes = settings.last.microbatches if settings.last else _equal_shares(training, rows)
+    durations = _durations(training, rows, int(job["parallel"]["virtual"]), passes)
     return Training(
         durations=replace(durations, overhead_seconds=_overhead_seconds(durations, took[rows])),
         ranks=ranks,
@@ -55,6 +62,12 @@ def read(training: TrainingProfile) -> Training:
         start_seconds=float(ended[rows][0] - took[rows][0]),
         end_seconds=float(ended[-1]),
     )
+
+
+def _counting(training: TrainingProfile, settings: Settings) -> tuple[int, int]:
+    """The first row of steps under the last setting, and the end of the rows."""
+    counts = settings.counts(np.asarray(training.steps["step"], dtype=np.int64))
+    return len(counts) - int(counts.sum()), len(counts)
 
 
 def _members(training: TrainingProfile) -> tuple[dict[Place, tuple[int, ...]], dict[Place, tuple[str, ...]]]:
@@ -71,13 +84,14 @@ def _members(training: TrainingProfile) -> tuple[dict[Place, tuple[int, ...]], d
     )
 
 
-def _durations(training: TrainingProfile, rows: slice, virtual: int) -> Durations:
+def _durations(training: TrainingProfile, rows: slice, virtual: int, passes: tuple[int, ...]) -> Durations:
+    """Of steps in which each replica had so many microbatches, [R]."""
     replicas, stages = (int(training.attributes[name]) for name in ("data", "pipeline"))
     if replicas * stages > len(training.ranks["rank"]):
         raise ValueError(f"{replicas} replicas of {stages} stages, but {len(training.ranks['rank'])} ranks")
     matrix = stage_matrix(training)
     shape = len(matrix.steps[rows]), replicas, stages
-    passes = _microbatches(training, rows, replicas)
+    of_replica = np.array(passes, dtype=np.float64)[:, None]
 
     def of_a_microbatch(seconds: Floats) -> Floats:
         """[T, R, C, 1] from what the places took, [all steps, P]."""
@@ -85,7 +99,7 @@ def _durations(training: TrainingProfile, rows: slice, virtual: int) -> Duration
         for column, (replica, stage) in enumerate(matrix.places):
             if replica < replicas and stage < stages:
                 found[:, replica, stage] = seconds[rows, column]
-        found = np.where(found > 0, found, np.nan) / (passes * virtual)
+        found = np.where(found > 0, found, np.nan) / (of_replica * virtual)
         return np.tile(found, (1, 1, virtual))[..., None]
 
     return Durations(
@@ -94,17 +108,18 @@ def _durations(training: TrainingProfile, rows: slice, virtual: int) -> Duration
         stages=stages,
         microbatches=passes,
         steps=tuple(matrix.steps[rows].tolist()),
-        workload=_workload(training, matrix.steps[rows], replicas),
+        workload=_workload(training, matrix.steps[rows], replicas) / of_replica,
     )
 
 
-def _microbatches(training: TrainingProfile, rows: slice, replicas: int) -> int:
-    """Of a replica in a typical step."""
+def _equal_shares(training: TrainingProfile, rows: slice) -> tuple[int, ...]:
+    """[R] microbatches of each replica in a typical step."""
+    replicas = int(training.attributes["data"])
     samples, size = (
         float(np.median(np.asarray(training.steps[name][rows], dtype=np.float64)))
         for name in ("global_batch_size", "microbatch_size")
     )
-    return max(1, round(samples / max(size, 1.0) / replicas))
+    return (max(1, round(samples / max(size, 1.0) / replicas)),) * replicas
 
 
 def _workload(training: TrainingProfile, steps: npt.NDArray[np.int64], replicas: int) -> Floats:
@@ -125,6 +140,6 @@ def _overhead_seconds(durations: Durations, took: Floats) -> float:
     whole = np.isfinite(forward + backward).all(axis=(1, 2, 3)) & np.isfinite(took)
     if not whole.any():
         return 0.0
-    replay = Replay(durations.schedule, durations.stages, forward.shape[2], durations.passes)
-    pipelines = replay.duration_seconds(forward[whole], backward[whole], np.zeros(durations.stages)).max(axis=1)
+    replays = Replays(durations.schedule, durations.stages, forward.shape[2], durations.passes)
+    pipelines = replays.duration_seconds(forward[whole], backward[whole], np.zeros(durations.stages)).max(axis=1)
     return max(0.0, float(np.median(took[whole] - pipelines)))

@@ -35,13 +35,18 @@ class Answer:
 
     @property
     def sentence(self) -> str:
+        """The decision, its reason, and how it is carried out."""
+        return f"{self.told} {self.to_do}" if self.decision.order else self.told
+
+    @property
+    def told(self) -> str:
         """The decision and its reason."""
         decision, situation = self.decision, self.case.situation
         order, doubt = decision.order, doubt_of_cause(situation)
         if order is None:
             cannot_run = any(one.kind is Kind.NOTHING and one.verdict is Verdict.NO_ROOM for one in decision.considered)
             return f"{_capitalized(decision.reason)}." if cannot_run else f"Change nothing: {decision.reason}."
-        text = f"{_capitalized(order.kind)}: {order.change}, which {order.reason}. {self.to_do}"
+        text = f"{_capitalized(order.kind)}: {order.change}, which {order.reason}."
         if doubt and situation.shape.data == 1 and not self.case.probed:
             doubt += f": {LOOKS_ALIKE}"
         return f"{_capitalized(doubt)}. {text}" if doubt else text
@@ -53,7 +58,8 @@ class Answer:
         if order is None:
             return ""
         if order.kind is Kind.EXCLUDE:
-            return f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
+            again = f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
+            return f"{again}, and in the job file:" if self.job_lines else again
         if self.job_lines:
             return f"In the job file, for the next run{self._options}:"
         return "No key of the job file says this: it takes an order to running ranks."
@@ -69,19 +75,30 @@ class Answer:
 
 def answer(case: Case) -> Answer:
     """Decide. What the fault has cost since its trigger counts as endured."""
+    return Answer(case, decided(case, Ledger(), case.situation.lasting_seconds)[0])
+
+
+def decided(case: Case, ledger: Ledger, since_seconds: float) -> tuple[Decision, Ledger]:
+    """The decision, and the ledger that it rests on: with what the fault has cost in the last `since_seconds`."""
     situation, policy = case.situation, case.job.balance
     found = candidates(situation)
-    loss_ratio = weigh(found, situation, policy, Ledger()).loss_ratio
-    ledger = Ledger().endured(situation.fault, loss_ratio * situation.lasting_seconds)
-    return Answer(case, weigh(found, situation, policy, ledger))
+    loss_ratio = weigh(found, situation, policy, ledger).loss_ratio
+    ledger = ledger.endured(situation.fault, loss_ratio * since_seconds)
+    return weigh(found, situation, policy, ledger), ledger
 
 
 def changed_job(job: Job, order: Considered) -> Job:
     """The job that an order asks for; the same where no key of it says that."""
-    if order.plan is None or order.kind not in (Kind.LAYERS, Kind.SCHEDULE, Kind.REQUEUE):
+    if order.plan is None or order.kind in (Kind.NOTHING, Kind.MICROBATCHES, Kind.REPACK):
         return job
-    layout = order.plan.layout
-    parallel = replace(job.parallel, pipeline=layout.stages, virtual=layout.virtual, layout=_layout_text(layout))
+    layout, recomputed_layers = order.plan.layout, order.plan.recomputed_layers
+    parallel = replace(
+        job.parallel,
+        pipeline=layout.stages,
+        virtual=layout.virtual,
+        layout=_layout_text(layout),
+        recomputed_layers=recomputed_layers if any(recomputed_layers) else (),
+    )
     if order.configuration is None:
         return replace(job, parallel=parallel)
     tensor, microbatch_size = order.configuration.shape.tensor, order.configuration.microbatch_size

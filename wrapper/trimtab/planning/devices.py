@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
 from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
 from trimtab_slurm.contents import DeviceProfile, Profile, TrainingProfile
+from trimtab_slurm.devices.cpu import TASK_PREFIX
 
 MODELS = {
     "A100-SXM4-40GB": "a100-40",
@@ -21,18 +23,66 @@ MODELS = {
 other clocks, memory and links, and are not known."""
 
 
-def accelerator_of(devices: Iterable[DeviceProfile]) -> Accelerator | None:
-    """What all of them are; None: that is not known, or they are not alike. A slice of a GPU is none of them."""
-    found = {_name_of(device) for device in devices}
-    name = found.pop() if len(found) == 1 else None
+@dataclass(frozen=True)
+class Equipment:
+    """What is known of the devices under a run."""
+
+    accelerator: Accelerator | None
+    """What all of them are; None: not known, or they are not alike."""
+    likely: Accelerator
+    """In whose proportions a model's parts are, then."""
+    memory_bytes: tuple[float, ...]
+    """[S] what the smallest device of each stage holds; infinite: not known."""
+    cores: int | None
+    """How many a rank may run on, where ranks compute on CPUs; None: not known, or they do not."""
+    utilization_ratio: float | None
+    """Mean over the devices; None: nobody measured it."""
+
+
+def equipment_of(profile: Profile, training: TrainingProfile, first_seconds: float, last_seconds: float) -> Equipment:
+    """As a profile has it; utilization between two moments."""
+    found = [device for node in profile.nodes for device in node.devices]
+    accelerator = accelerator_of(found)
+    return Equipment(
+        accelerator=accelerator,
+        likely=accelerator or (ACCELERATORS["h100"] if found else likely_accelerator(training)),
+        memory_bytes=memory_bytes(profile, training),
+        cores=_cores(profile),
+        utilization_ratio=utilization_ratio(profile, first_seconds, last_seconds),
+    )
+
+
+def likely_accelerator(training: TrainingProfile) -> Accelerator:
+    """By what ranks say of their devices."""
+    return ACCELERATORS["cpu" if str(training.ranks["device"][0]).startswith(TASK_PREFIX) else "h100"]
+
+
+def _cores(profile: Profile) -> int | None:
+    allowed = [
+        used / ratio
+        for node in profile.nodes
+        for device in node.devices
+        if device.kind == "cpu" and "utilization_cores" in device.samples
+        for used, ratio in zip(
+            *(device.samples[name].tolist() for name in ("utilization_cores", "utilization_ratio")), strict=True
+        )
+        if used > 0 and ratio > 0
+    ]
+    return round(float(np.median(allowed))) if allowed else None
+
+
+def accelerator_named(kind: str, model: str) -> Accelerator | None:
+    """By what a driver calls it."""
+    if kind == "cpu":
+        return ACCELERATORS["cpu"]
+    name = MODELS.get(model.removeprefix("NVIDIA ").removeprefix("AMD ")) if kind == "gpu" else None
     return ACCELERATORS[name] if name else None
 
 
-def _name_of(device: DeviceProfile) -> str | None:
-    if device.kind == "cpu":
-        return "cpu"
-    model = device.model.removeprefix("NVIDIA ").removeprefix("AMD ")
-    return MODELS.get(model) if device.kind == "gpu" else None
+def accelerator_of(devices: Iterable[DeviceProfile]) -> Accelerator | None:
+    """What all of them are; None: that is not known, or they are not alike. A slice of a GPU is none of them."""
+    found = {accelerator_named(device.kind, device.model) for device in devices}
+    return found.pop() if len(found) == 1 else None
 
 
 def memory_bytes(profile: Profile, training: TrainingProfile) -> tuple[float, ...]:

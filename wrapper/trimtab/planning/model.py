@@ -62,7 +62,8 @@ class Model:
         """What the job says."""
         layout, configuration = layout_of(self.job), self.configuration
         microbatches = (configuration.microbatches,) * self.shape.data
-        return Plan(layout, configuration.schedule, microbatches, (0,) * self.shape.pipeline)
+        recomputed_layers = self.job.parallel.recomputed_layers or (0,) * self.shape.pipeline
+        return Plan(layout, configuration.schedule, microbatches, recomputed_layers)
 
     @property
     def configuration(self) -> Configuration:

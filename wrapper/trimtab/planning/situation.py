@@ -7,22 +7,21 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trimtab.balance.deciding.situation import NO_TOLL, Fault, Shapes, Situation, Toll
-from trimtab.balance.detect import Detection, detect
+from trimtab.balance.detect import Detection
 from trimtab.balance.diagnosing.findings import Diagnosis
 from trimtab.balance.measuring.measure import costs_of, measure
 from trimtab.balance.model.accelerators import ACCELERATORS, Accelerator
 from trimtab.balance.model.placement import Cluster
 from trimtab.balance.pipeline.calibrate import overheads_seconds, stages_at_once
 from trimtab.balance.pipeline.memory import stage_memory_bytes
-from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory
+from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan
 from trimtab.diagnosis.answer import Answer as Diagnosed
-from trimtab.planning import devices
+from trimtab.planning.devices import Equipment
 from trimtab.planning.model import Model, measured_vocabulary, vocabulary_size
 from trimtab.planning.observed import Observed, PlanError
-from trimtab.protocol import Job
+from trimtab.protocol import Job, Setting
 from trimtab.simulation.sentences import assumptions as taken_for_granted
 from trimtab.wording import milliseconds, plural
-from trimtab_slurm.devices.cpu import TASK_PREFIX
 
 APART_RATIO = 0.25
 """From this difference on it is said that what is predicted and what was measured are apart."""
@@ -85,7 +84,6 @@ def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> 
         asked=True,
         seconds_left=job.train.steps * current.estimate.step_seconds,
         shapes=replace(model.shapes(), memory_bytes=accelerator.memory_bytes),
-        recomputes=False,
         live=False,
         toll=NO_TOLL,
     )
@@ -106,26 +104,22 @@ def from_job(title: str, job: Job, nodes: int, gpus_per_node: int, gpu: str) -> 
     )
 
 
-def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
-    """Of an attempt that ran, or runs. Raises PlanError where its profile does not tell enough."""
-    job, profile, diagnosis = run.job, run.profile, diagnosed.diagnosis
-    known = devices.accelerator_of(device for node in profile.nodes for device in node.devices)
-    model = _model(run, known or _likely_accelerator(run))
+def from_run(run: Observed, diagnosed: Diagnosed, equipment: Equipment, detection: Detection) -> Case:
+    """Of an attempt that ran, or runs. Raises PlanError where it does not tell enough."""
+    job, setting, diagnosis = run.job, run.setting, diagnosed.diagnosis
+    model = _model(run, equipment)
     prior = None if job.model.provider else model.appraiser.costs(model.configuration)
     try:
-        measured = measure(run.samples, [run.layout], prior, diagnosed.probed)
+        measured = measure(run.samples(prior), [setting.layout], prior, diagnosed.probed)
     except ValueError as error:
         raise PlanError(f"{run.title}: {error}") from error
     costs = costs_of(measured, prior) if prior else run.stage_costs(measured.speeds)
     memory = model.appraiser.memory(run.shape)
-    hardware = _hardware(run, model, costs, memory, measured.speeds)
-    detection = detect(run.matrix.compute_seconds, run.matrix.steps.tolist(), run.matrix.places, job.balance)
-    begin_seconds = run.time_seconds[run.rows[0]] - run.step_seconds
     situation = Situation(
         costs=costs,
         memory=memory,
-        hardware=hardware,
-        plan=model.plan,
+        hardware=_hardware(run, model, costs, memory, measured.speeds, equipment),
+        plan=_plan(model, setting),
         shape=run.shape,
         step_seconds=run.step_seconds,
         triggered=detection.triggered,
@@ -133,47 +127,42 @@ def from_profile(run: Observed, diagnosed: Diagnosed) -> Case:
         confidence=diagnosis.confidence,
         live=run.running,
         lasting_seconds=_lasting_seconds(run, detection),
-        utilization_ratio=devices.utilization_ratio(profile, begin_seconds, run.time_seconds[run.rows[-1]]),
+        utilization_ratio=equipment.utilization_ratio,
         asked=True,
         seconds_left=_seconds_left(run),
         uneven_data_ratio=next((cost.saving_ratio for cost in diagnosis.causes if cost.cause == "data"), None),
-        shapes=_shapes(run, model, known) if prior else None,
+        shapes=_shapes(run, model, equipment.accelerator) if prior else None,
         nodes=diagnosed.nodes_of,
-        recomputes=False,
         unsplit="" if prior else UNKNOWN_ENDS,
         toll=Toll() if run.running else NO_TOLL,
     )
+    known = equipment.accelerator
     return Case(
         title=run.title,
         job=job,
         situation=situation,
         nodes=len(np.unique(run.training.ranks["node"])),
         gpus_per_node=model.cluster.gpus_per_node,
-        gpu=next((name for name, each in ACCELERATORS.items() if each == model.cluster.accelerator), "")
-        if known
-        else "",
-        assumptions=(*measured.assumptions, *_assumptions(run, model, situation, known)),
+        gpu=next((name for name, each in ACCELERATORS.items() if each == known), ""),
+        assumptions=(*measured.assumptions, *_assumptions(run, model, situation, equipment)),
         ended=not run.running,
         detection=detection,
         diagnosis=diagnosis,
         measured_steps=len(run.rows),
         needed_bytes=run.peak_bytes,
-        device_bytes=devices.memory_bytes(profile, run.training),
+        device_bytes=equipment.memory_bytes,
         probed=bool(diagnosed.probed),
     )
 
 
-def _likely_accelerator(run: Observed) -> Accelerator:
-    """For the proportions of a model's parts, where the devices were not recorded or are of a kind not known."""
-    recorded = any(node.devices for node in run.profile.nodes)
-    on_cpus = not recorded and str(run.training.ranks["device"][0]).startswith(TASK_PREFIX)
-    return ACCELERATORS["cpu" if on_cpus else "h100"]
-
-
-def _model(run: Observed, accelerator: Accelerator) -> Model:
+def _model(run: Observed, equipment: Equipment) -> Model:
     ranks_per_node = int(np.unique(run.training.ranks["node"], return_counts=True)[1].max())
-    cluster = Cluster(accelerator, run.shape.world_size, ranks_per_node)
+    cluster = Cluster(equipment.likely, run.shape.world_size, ranks_per_node)
     return Model(run.job, run.shape, cluster, measured_vocabulary(run.job, run.training) or vocabulary_size(run.job))
+
+
+def _plan(model: Model, setting: Setting) -> Plan:
+    return Plan(setting.layout, model.configuration.schedule, setting.microbatches, setting.recomputed_layers)
 
 
 def _shapes(run: Observed, model: Model, known: Accelerator | None) -> Shapes:
@@ -189,26 +178,25 @@ def _shapes(run: Observed, model: Model, known: Accelerator | None) -> Shapes:
     return replace(shapes, memory_bytes=known.memory_bytes if known else math.inf, doubt=doubt)
 
 
-def _hardware(run: Observed, model: Model, costs: Costs, memory: ParameterMemory, speeds: Floats) -> Hardware:
+def _hardware(
+    run: Observed, model: Model, costs: Costs, memory: ParameterMemory, speeds: Floats, equipment: Equipment
+) -> Hardware:
     """As measured; what a step takes beside its simulated pipeline is what every plan has to bear.
 
     CPU ranks that are more than their cores share them where no more stages were seen to compute at once than fit onto
-    these cores.
+    these cores. Memory is what devices hold, less what they were seen to hold beside what is predicted.
     """
-    bare = Hardware(speeds, _memory_bytes(run, stage_memory_bytes(costs, memory, model.plan)), model.links)
+    predicted_bytes = stage_memory_bytes(costs, memory, _plan(model, run.first_setting))
+    beside_bytes = np.maximum(0.0, np.subtract(run.first_peak_bytes, predicted_bytes))
+    memory_bytes = tuple(np.subtract(equipment.memory_bytes, beside_bytes).tolist())
+    bare = Hardware(speeds, memory_bytes, model.links)
     seconds, forward, backward = run.step_compute
-    at_once = stages_at_once(seconds.tolist(), forward, backward)
-    if model.on_cpus and run.cores and run.shape.world_size > run.cores and at_once <= run.cores / run.shape.tensor:
+    at_once, cores = stages_at_once(seconds.tolist(), forward, backward), equipment.cores
+    if model.on_cpus and cores and run.shape.world_size > cores and at_once <= cores / run.shape.tensor:
         bare = replace(bare, stages_at_once=at_once)
-    beside = overheads_seconds(seconds.tolist(), forward, backward, model.plan, bare, costs.boundary_bytes)
+    plan = _plan(model, run.setting)
+    beside = overheads_seconds(seconds.tolist(), forward, backward, plan, bare, costs.boundary_bytes)
     return replace(bare, overhead_seconds=max(0.0, float(np.median(beside))))
-
-
-def _memory_bytes(run: Observed, predicted_bytes: tuple[float, ...]) -> tuple[float, ...]:
-    """[S] what devices hold, less what they were seen to hold beside what is predicted."""
-    totals = devices.memory_bytes(run.profile, run.training)
-    beside = (max(0.0, seen - predicted) for seen, predicted in zip(run.peak_bytes, predicted_bytes, strict=True))
-    return tuple(total - more for total, more in zip(totals, beside, strict=True))
 
 
 def _lasting_seconds(run: Observed, detection: Detection) -> float:
@@ -223,22 +211,23 @@ def _seconds_left(run: Observed) -> float:
     return max(0, run.job.train.steps - done) * run.step_seconds
 
 
-def _assumptions(run: Observed, model: Model, situation: Situation, known: Accelerator | None) -> Iterator[str]:
+def _assumptions(run: Observed, model: Model, situation: Situation, equipment: Equipment) -> Iterator[str]:
     accelerator, toll = model.cluster.accelerator.name, situation.toll
-    if known is None:
+    if equipment.accelerator is None:
         yield f"What the devices are is not known: the model's parts are in the proportions that {accelerator} has."
     if situation.hardware.links:
         yield f"Links are as fast as those of {accelerator}."
     if not all(map(math.isfinite, situation.hardware.memory_bytes)):
         yield "How much the devices hold is not known: every plan is taken to fit."
     else:
-        yield from _of_memory(run, stage_memory_bytes(situation.costs, situation.memory, situation.plan))
+        predicted_bytes = stage_memory_bytes(situation.costs, situation.memory, _plan(model, run.first_setting))
+        yield from _of_memory(run.first_peak_bytes, predicted_bytes)
     if situation.shapes:
         yield f"What another shape would bring is worked out by the model of {accelerator}, not measured."
     if math.isfinite(situation.hardware.stages_at_once):
         yield (
-            f"The ranks share {run.cores} cores, on which {situation.hardware.stages_at_once:.2f} stages computed at "
-            "once: as many would in every plan."
+            f"The ranks share {equipment.cores} cores, on which {situation.hardware.stages_at_once:.2f} stages "
+            "computed at once: as many would in every plan."
         )
     elif not situation.hardware.overhead_seconds:
         yield "The simulated pipeline takes longer than the measured step: gains are those of the simulation."
@@ -250,8 +239,8 @@ def _assumptions(run: Observed, model: Model, situation: Situation, known: Accel
         )
 
 
-def _of_memory(run: Observed, predicted_bytes: tuple[float, ...]) -> Iterator[str]:
-    for stage, (seen, predicted) in enumerate(zip(run.peak_bytes, predicted_bytes, strict=True)):
+def _of_memory(seen_bytes: tuple[float, ...], predicted_bytes: tuple[float, ...]) -> Iterator[str]:
+    for stage, (seen, predicted) in enumerate(zip(seen_bytes, predicted_bytes, strict=True)):
         if predicted and abs(seen / predicted - 1) > APART_RATIO:
             yield (
                 f"Stage {stage} held {seen / 2**30:.1f} GiB, and {predicted / 2**30:.1f} GiB are predicted: other "

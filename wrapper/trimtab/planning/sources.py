@@ -6,8 +6,9 @@ from pathlib import Path
 from trimtab import jobfile
 from trimtab.balance.model.accelerators import ACCELERATORS
 from trimtab.diagnosis.answer import of_profile
+from trimtab.planning.devices import equipment_of
 from trimtab.planning.observed import PlanError, observed
-from trimtab.planning.situation import Case, from_job, from_profile
+from trimtab.planning.situation import Case, from_job, from_run
 from trimtab.report.find import Recorded, load
 
 DEFAULT_GPU = "h100"
@@ -49,4 +50,6 @@ def of_attempt(recorded: Recorded) -> Case:
     summary = recorded.summary
     number = f", attempt {summary.attempt_number}" if summary.attempt_number else ""
     with recorded.profile() as profile:
-        return from_profile(observed(f"Job {summary.job_id}{number}", profile), of_profile(recorded))
+        run = observed(f"Job {summary.job_id}{number}", profile)
+        equipment = equipment_of(profile, run.training, run.first_seconds, run.last_seconds)
+        return from_run(run, of_profile(recorded), equipment, run.detection)

@@ -1,5 +1,6 @@
 """What a decision rests on that the ranks do not report, and what it comes to: values only."""
 
+import math
 from dataclasses import dataclass
 
 from trimtab.account import OrderRecord
@@ -29,6 +30,11 @@ class Surroundings:
     """From the last step of an attempt to the first one of the next, as measured; None: it has not been."""
     cores: int | None = None
     """On how many cores the ranks of a node may run, where they compute on CPUs; None: not known, or they do not."""
+    gpu_model: str = ""
+    """As the driver calls the GPUs, of which all are alike: "NVIDIA H100 80GB HBM3"; empty: not known, or there are
+    none."""
+    gpu_memory_bytes: float = math.inf
+    """What each of them holds; infinite: not known."""
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ One candidate of each kind, possible or not, in the order of `Kind`. Whether any
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
 from statistics import fmean
@@ -26,7 +27,6 @@ MOST_VIRTUAL = 4
 """Chunks a stage that are tried: each one more costs as many messages again, and saves less of the bubble."""
 MOST_CHUNKS_IN_WORDS = 8
 """Of a layout that is told chunk by chunk."""
-CANNOT_RECOMPUTE = "the ranks do not recompute layers"
 
 
 @dataclass(frozen=True)
@@ -116,23 +116,21 @@ class Outlook:
             room=fullest(estimated.peak_memory_bytes.tolist(), self.situation.hardware.memory_bytes),
         )
 
-    def reshape_seconds(self, layout: Layout) -> float:
-        """Of moving to another layout in place; 0 for the current one."""
+    def in_place_seconds(self, layout: Layout) -> float:
+        """Of a change in place that leads to a layout."""
         situation = self.situation
-        if layout == situation.plan.layout:
-            return 0.0
         ways = zip(situation.costs.layers, situation.plan.layout.owners, layout.owners, strict=True)
         parameters = sum(layer.parameters for layer, before, after in ways if before != after)
         moved_bytes = parameters * situation.memory.moved_bytes
         return situation.toll.reshape_seconds + moved_bytes / situation.toll.moved_bytes_per_second
 
-    def best_plan(self, recompute: Recompute) -> Plan:
+    def best_plan(self, recompute: Recompute, hardware: Hardware | None = None) -> Plan:
         """With the best layout for the current schedule. Raises NoLayout."""
         situation, plan = self.situation, self.situation.plan
         found = partition(
             situation.costs,
             situation.memory,
-            situation.hardware,
+            hardware or situation.hardware,
             schedule=plan.schedule,
             stages=plan.layout.stages,
             virtual=plan.layout.virtual,
@@ -177,19 +175,11 @@ def _layers(outlook: Outlook) -> Candidate:
     try:
         better = outlook.best_plan(_recompute_mode(plan))
     except NoLayout as error:
-        return Candidate(kind=Kind.LAYERS, obstacle=_no_layout(error, outlook.situation))
+        return Candidate(kind=Kind.LAYERS, obstacle=str(error))
     if better.layout == plan.layout:
         return Candidate(kind=Kind.LAYERS, obstacle=_best_already(outlook.situation))
     change = f"layers {split_text(plan.layout)} -> {split_text(better.layout)}"
-    return outlook.candidate(Kind.LAYERS, change, better, outlook.reshape_seconds(better.layout))
-
-
-def _no_layout(error: NoLayout, situation: Situation) -> str:
-    """Why no layout fits, with a way out that the ranks have."""
-    if situation.recomputes or error.stage is None:
-        return str(error)
-    lacking = f"stage {error.stage} lacks {error.lacking_bytes / 2**30:,.1f} GiB"
-    return f"of the layouts for these stages none fits: at best {lacking}; take smaller microbatches or more stages"
+    return outlook.candidate(Kind.LAYERS, change, better, outlook.in_place_seconds(better.layout))
 
 
 def _best_already(situation: Situation) -> str:
@@ -217,7 +207,8 @@ def _microbatches(outlook: Outlook) -> Candidate:
     if shares == plan.microbatches:
         return Candidate(kind=Kind.MICROBATCHES, obstacle="the replicas' shares are the best whole ones already")
     change = f"microbatches {_counts(plan.microbatches)} -> {_counts(shares)}"
-    return outlook.candidate(Kind.MICROBATCHES, change, replace(plan, microbatches=shares), 0.0)
+    seconds = outlook.in_place_seconds(plan.layout)
+    return outlook.candidate(Kind.MICROBATCHES, change, replace(plan, microbatches=shares), seconds)
 
 
 def balanced_microbatches(situation: Situation) -> tuple[int, ...]:
@@ -255,15 +246,13 @@ def _pipeline_seconds(situation: Situation, microbatches: int) -> list[float]:
 def _recompute(outlook: Outlook) -> Candidate:
     situation = outlook.situation
     plan = situation.plan
-    if not situation.recomputes:
-        return Candidate(kind=Kind.RECOMPUTE, obstacle=CANNOT_RECOMPUTE)
     if any(plan.recomputed_layers) and not np.isfinite(situation.hardware.memory_bytes).all():
         return Candidate(kind=Kind.RECOMPUTE, obstacle="the devices' memory is not known: less of it may not fit")
     found = []
     for other in _other_recomputations(outlook):
         layers = f", layers {split_text(other.layout)}" if other.layout != plan.layout else ""
         change = f"recomputed layers {_counts(plan.recomputed_layers)} -> {_counts(other.recomputed_layers)}{layers}"
-        found.append(outlook.candidate(Kind.RECOMPUTE, change, other, outlook.reshape_seconds(other.layout)))
+        found.append(outlook.candidate(Kind.RECOMPUTE, change, other, outlook.in_place_seconds(other.layout)))
     if found:
         return fastest(found)
     if any(plan.recomputed_layers):
@@ -314,16 +303,12 @@ def _schedule(outlook: Outlook) -> Candidate:
             continue
         chunks = f" with {virtual} chunks a stage" if virtual > 1 else ""
         change = f"{plan.schedule} -> {schedule}{chunks}, layers {split_text(other.layout)}"
-        found.append(outlook.candidate(Kind.SCHEDULE, change, other, outlook.reshape_seconds(other.layout)))
+        found.append(outlook.candidate(Kind.SCHEDULE, change, other, outlook.situation.toll.restart_seconds))
     if not found:
         reason = "the ranks have no other that fits these layers and microbatches"
         return Candidate(kind=Kind.SCHEDULE, obstacle=obstacles[0] if obstacles else reason)
     best = fastest(found)
-    return replace(
-        best,
-        obstacle=_unable(outlook.situation, best.plan),
-        doubt=_unknown_messages(outlook.situation, best.plan),
-    )
+    return replace(best, doubt=_unknown_messages(outlook.situation, best.plan))
 
 
 def _other_schedules(situation: Situation) -> Iterator[tuple[Schedule, int]]:
@@ -378,15 +363,9 @@ def _requeue(outlook: Outlook) -> Candidate:
         gain_ratio=gain_ratio,
         cost_seconds=outlook.situation.toll.restart_seconds,
         room=fullest(shapes.best.memory_bytes, (shapes.memory_bytes,) * best.shape.pipeline),
-        obstacle=_unable(outlook.situation, shapes.best.plan),
         doubt=shapes.doubt
         or ("" if outlook.situation.hardware.links else "how fast the devices exchange is not measured"),
     )
-
-
-def _unable(situation: Situation, plan: Plan | None) -> str:
-    """Why the ranks cannot run a plan; empty: they can."""
-    return CANNOT_RECOMPUTE if plan and any(plan.recomputed_layers) and not situation.recomputes else ""
 
 
 def _exclude(outlook: Outlook) -> Candidate:
@@ -399,6 +378,9 @@ def _exclude(outlook: Outlook) -> Candidate:
         return Candidate(kind=Kind.EXCLUDE, obstacle="the nodes of the slow places are not known")
     if situation.spare_nodes is not None and situation.spare_nodes < len(slow):
         return Candidate(kind=Kind.EXCLUDE, obstacle=f"{situation.spare_nodes} idle nodes could replace {len(slow)}")
+    left = situation.exclusions_left
+    if left is not None and left < len(slow):
+        return Candidate(kind=Kind.EXCLUDE, obstacle=f"{left} more nodes may be left out, and {len(slow)} are slow")
     speeds = situation.hardware.speeds.copy()
     replaced = [place for place, nodes in situation.nodes.items() if set(nodes) & set(slow)]
     kept = [speeds[place] for place in situation.nodes if place not in replaced]
@@ -406,10 +388,32 @@ def _exclude(outlook: Outlook) -> Candidate:
         return Candidate(kind=Kind.EXCLUDE, obstacle="every place has ranks on a slow node")
     for place in replaced:
         speeds[place] = np.median(kept)
-    change = f"without {', '.join(slow)}, another node in its place"
     hardware = replace(situation.hardware, speeds=speeds)
-    found = outlook.candidate(Kind.EXCLUDE, change, situation.plan, situation.toll.restart_seconds, hardware)
-    return replace(found, exclude=slow)
+    found = [
+        outlook.candidate(
+            Kind.EXCLUDE, _without(slow, situation.plan, plan), plan, situation.toll.restart_seconds, hardware
+        )
+        for plan in _plans_for_peers(outlook, hardware)
+    ]
+    return replace(fastest(found), exclude=slow)
+
+
+def _plans_for_peers(outlook: Outlook, hardware: Hardware) -> Iterator[Plan]:
+    """With even shares, as an attempt begins: the current layout, and the one that is best on other devices."""
+    plan = outlook.situation.plan
+    count = sum(plan.microbatches) // len(plan.microbatches)
+    even = replace(plan, microbatches=(count,) * len(plan.microbatches))
+    yield even
+    if plan.layout.stages > 1 and not outlook.situation.unsplit:
+        with suppress(NoLayout):
+            yield replace(outlook.best_plan(_recompute_mode(plan), hardware), microbatches=even.microbatches)
+
+
+def _without(nodes: Sequence[str], before: Plan, after: Plan) -> str:
+    layers = (
+        f", layers {split_text(before.layout)} -> {split_text(after.layout)}" if after.layout != before.layout else ""
+    )
+    return f"without {', '.join(nodes)}, another node in its place{layers}"
 
 
 def _mean(parts: Sequence[Part]) -> Part:

@@ -16,7 +16,7 @@ from trimtab.balance.deciding.ledger import Given, Ledger
 from trimtab.balance.deciding.situation import Kind, Situation
 from trimtab.protocol import Balance
 
-_OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})
+_OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})
 REMEDIES = {
     "intrinsic": _OF_THE_PLAN,
     "hardware": frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.EXCLUDE}),
@@ -115,7 +115,8 @@ def weigh(found: Sequence[Candidate], situation: Situation, policy: Balance, led
 
 def asks(situation: Situation, policy: Balance) -> str:
     """Why a better plan is looked for; empty: nothing asks for one."""
-    if situation.triggered and situation.fault.cause != "none":
+    shifted = len(set(situation.plan.microbatches)) > 1  # with unequal shares, healthy replicas are apart
+    if situation.triggered and (situation.fault.cause != "none" or shifted):
         return "the stages are apart"
     slow = [
         stage for stage, link in enumerate(situation.hardware.links) if link.latency_seconds > policy.slow_link_seconds
@@ -150,6 +151,8 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     verdict, reason = Verdict.WORTH, f"saves {brought} of {_in_words(horizon_seconds)}, {price}"
     if candidate.obstacle:
         verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
+    elif candidate.kind.restarts and situation.no_restart:
+        verdict, reason = Verdict.IMPOSSIBLE, situation.no_restart
     elif candidate.kind is Kind.NOTHING:
         held_against = "what everything else is held against"
         verdict, reason = (

@@ -25,7 +25,7 @@ class Kind(StrEnum):
     @property
     def restarts(self) -> bool:
         """Whether the job ends and begins again for it: the costly ones."""
-        return self in (Kind.REQUEUE, Kind.EXCLUDE)
+        return self in (Kind.SCHEDULE, Kind.REQUEUE, Kind.EXCLUDE)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Toll:
     """What acting takes, beside the bytes that move."""
 
     reshape_seconds: float = 0.65
-    """The fixed part of moving layers in place: as measured, the first time, with 59 M parameters on four CPU ranks."""
+    """The fixed part of any change in place: as measured, the first time, with 59 M parameters on four CPU ranks."""
     moved_bytes_per_second: float = 1e9
     """At which a rank hands over parameters and optimizer state: assumed, a tenth of a 100 Gbit/s link."""
     restart_seconds: float = 120.0
@@ -102,10 +102,12 @@ class Situation:
     """The nodes of each place's ranks; empty: not known."""
     spare_nodes: int | None = None
     """Idle nodes that could replace one; None: not known."""
+    exclusions_left: int | None = None
+    """How many more nodes may be left out; None: as many as there are."""
+    no_restart: str = ""
+    """Why the job cannot be begun again; empty: it can."""
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
     """Those that the ranks can run: of Megatron-core, these two."""
-    recomputes: bool = True
-    """Whether the ranks can recompute layers."""
     unsplit: str = ""
     """Why the layers' costs do not tell what another layout would bring; empty: they do."""
     toll: Toll = Toll()

@@ -29,7 +29,7 @@ from trimtab.balance.diagnosing.findings import (
 )
 from trimtab.balance.diagnosing.links import SlowLink, slow_links, typical_transfers
 from trimtab.balance.diagnosing.whatif import Coalition, coalition_values, shapley
-from trimtab.balance.pipeline.replay import Replay
+from trimtab.balance.pipeline.replay import Replays
 from trimtab.balance.plan import Floats, Place
 from trimtab.protocol import Balance
 
@@ -168,8 +168,8 @@ class _Pipelines:
 
     def __init__(self, durations: Durations, factors: Factors) -> None:
         _, replicas, chunks, _ = durations.forward_seconds.shape
-        self._replay = Replay(durations.schedule, durations.stages, chunks, durations.passes)
-        self._crossings = 2 * durations.passes * chunks // durations.stages
+        self._replays = Replays(durations.schedule, durations.stages, chunks, durations.passes)
+        self._crossings = 2 * max(durations.passes) * chunks // durations.stages
         self._durations, self._factors = durations, factors
         measured = durations.transfer_seconds
         self._transfer = np.zeros((replicas, durations.stages)) if measured is None else typical_transfers(measured)
@@ -207,7 +207,7 @@ class _Pipelines:
         return float(self._longest(forward, backward, transfer).mean())
 
     def _longest(self, forward: Floats, backward: Floats, transfer: Floats) -> Floats:
-        pipelines = self._replay.duration_seconds(forward, backward, transfer)
+        pipelines = self._replays.duration_seconds(forward, backward, transfer)
         return np.asarray(pipelines.max(axis=1) + self._durations.overhead_seconds)
 
 

@@ -22,8 +22,8 @@ class Durations:
     backward_seconds: Floats
     """[T, R, C, M] likewise."""
     stages: int
-    microbatches: int = 0
-    """Of a step, where the last axis is 1: durations are then means over so many. 0: they were measured one by one."""
+    microbatches: tuple[int, ...] = ()
+    """[R] of a step, where the last axis is 1: durations are then means over so many. Empty: measured one by one."""
     steps: tuple[int, ...] = ()
     """[T] their numbers, ascending; empty: 0 to T - 1."""
     transfer_seconds: Floats | None = None
@@ -40,8 +40,9 @@ class Durations:
                 f"durations are [steps, replicas, chunks, microbatches]: forward {shape}, backward "
                 f"{self.backward_seconds.shape}"
             )
-        if self.microbatches < 0 or (self.microbatches and shape[3] != 1):
-            raise ValueError(f"means over {self.microbatches} microbatches, but durations of {shape[3]}")
+        if self.microbatches and (len(self.microbatches) != shape[1] or min(self.microbatches) < 1 or shape[3] != 1):
+            means = f"means over {list(self.microbatches)} microbatches"
+            raise ValueError(f"{means}, but durations of {shape[1]} replicas and {shape[3]} microbatches")
         if self.stages < 1 or shape[2] % self.stages:
             raise ValueError(f"{shape[2]} chunks cannot be shared out equally over {self.stages} stages")
         if shape[0] < LEAST_STEPS:
@@ -56,9 +57,10 @@ class Durations:
                 raise ValueError(f"no {kind} duration of chunk {lost[0]} on any replica")
 
     @property
-    def passes(self) -> int:
-        """Microbatches of a step."""
-        return self.microbatches or self.forward_seconds.shape[3]
+    def passes(self) -> tuple[int, ...]:
+        """[R] microbatches of a step."""
+        _, replicas, _, microbatches = self.forward_seconds.shape
+        return self.microbatches or (microbatches,) * replicas
 
     @property
     def seconds(self) -> Floats:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trimtab.balance.pipeline.estimate import together_seconds
-from trimtab.balance.pipeline.replay import Replay
+from trimtab.balance.pipeline.replay import Replays
 from trimtab.balance.plan import Floats, Hardware, Plan
 
 
@@ -27,12 +27,7 @@ def overheads_seconds(
     Compute of the stages in each step is [T, R, S], as measured: the speeds of `hardware` do not count again. Chunks of
     a stage, and its microbatches, are taken to share it equally. Negative where a step was shorter than simulated.
     """
-    durations = np.empty(forward_seconds.shape[:2])
-    for microbatches in set(plan.microbatches):
-        alike = np.array(plan.microbatches) == microbatches
-        durations[:, alike] = _pipeline_seconds(
-            forward_seconds[:, alike], backward_seconds[:, alike], plan, microbatches, hardware, boundary_bytes
-        )
+    durations = _pipeline_seconds(forward_seconds, backward_seconds, plan, hardware, boundary_bytes)
     compute = forward_seconds + backward_seconds
     simulated = [
         together_seconds(of_step, seconds, hardware) for of_step, seconds in zip(durations, compute, strict=True)
@@ -51,21 +46,17 @@ def stages_at_once(step_seconds: Sequence[float], forward_seconds: Floats, backw
 
 
 def _pipeline_seconds(
-    forward_seconds: Floats,
-    backward_seconds: Floats,
-    plan: Plan,
-    microbatches: int,
-    hardware: Hardware,
-    boundary_bytes: float,
+    forward_seconds: Floats, backward_seconds: Floats, plan: Plan, hardware: Hardware, boundary_bytes: float
 ) -> Floats:
     """[T, R] what each pipeline of each step takes by simulation; compute is [T, R, S]."""
     layout = plan.layout
     links = hardware.links if layout.stages > 1 else ()
+    passes = layout.virtual * np.array(plan.microbatches)[:, None]  # [R, 1]
     forward, backward = (
-        np.tile(seconds / (layout.virtual * microbatches), layout.virtual)[..., None]  # [T, R, C, 1]
+        np.tile(seconds / passes, layout.virtual)[..., None]  # [T, R, C, 1]
         for seconds in (forward_seconds, backward_seconds)
     )
-    return Replay(plan.schedule, layout.stages, layout.chunks, microbatches).duration_seconds(
+    return Replays(plan.schedule, layout.stages, layout.chunks, plan.microbatches).duration_seconds(
         forward,
         backward,
         np.array([link.latency_seconds for link in links] or [0.0] * layout.stages),

@@ -69,3 +69,36 @@ class Replay:
             elif chunk > 0:
                 back[chunk - 1, microbatch] = arrival(back_free, (stage - 1) % self._stages, end)
         return np.asarray(np.max(clocks, axis=0))
+
+
+class Replays:
+    """The pipelines of replicas that need not have the same number of microbatches: see Replay."""
+
+    def __init__(self, schedule: Schedule, stages: int, chunks: int, microbatches: Sequence[int]) -> None:
+        """`microbatches` [R]. Raises ValueError where the schedule cannot run in this shape."""
+        self._stages, self._counts = stages, np.asarray(microbatches)
+        self._replays = {count: Replay(schedule, stages, chunks, count) for count in set(microbatches)}
+
+    def duration_seconds(
+        self,
+        forward_seconds: Floats,
+        backward_seconds: Floats,
+        transfer_seconds: Floats,
+        occupied_seconds: Sequence[float] = (),
+    ) -> Floats:
+        """[..., R] from durations [..., R, C, M] and transfers that broadcast to [..., R, S].
+
+        Of a replica with fewer microbatches than the last axis has, the first ones count.
+        """
+        batch = forward_seconds.shape[:-2]
+        transfer = np.broadcast_to(transfer_seconds, (*batch, self._stages))
+        durations = np.empty(batch)
+        for count, replay in self._replays.items():
+            alike = self._counts == count
+            durations[..., alike] = replay.duration_seconds(
+                forward_seconds[..., alike, :, :],
+                backward_seconds[..., alike, :, :],
+                transfer[..., alike, :],
+                occupied_seconds,
+            )
+        return durations
