@@ -14,7 +14,7 @@ from megatron.core.distributed import DistributedDataParallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from trimtab.protocol import Order, Probe, StepReport
-from trimtab_megatron.checkpoint import Progress
+from trimtab_megatron.checkpoint import Progress, SaveError
 from trimtab_megatron.data import Microbatch, microbatch_indices
 from trimtab_megatron.identity import RankError
 from trimtab_megatron.optimizer import LEAST_LOSS_SCALE, learning_rate, scaler_state
@@ -39,7 +39,7 @@ def train(run: Run) -> None:
             save(run)
         run.world.faults.before_step(run.progress.step + 1)
         take_step(run)
-    save(run)
+    save(run, last=True)
 
 
 def obey(run: Run, order: Order) -> None:
@@ -176,10 +176,25 @@ def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:
     return float(mean) / world.shape.data
 
 
-def save(run: Run) -> None:
-    """Write a checkpoint of the current step, unless there is one."""
-    if run.checkpoints is not None and run.checkpoints.saved_step != run.progress.step:
-        run.tell("checkpoint", run.checkpoints.save(run.progress))
+def save(run: Run, last: bool = False) -> None:
+    """Write a checkpoint of the current step, unless there is one.
+
+    Where it cannot be written training goes on, but for the last one: then it raises RankError.
+    """
+    step = run.progress.step
+    if run.checkpoints is None or run.checkpoints.saved_step == step:
+        return
+    try:
+        saved, told = run.checkpoints.save(run.progress)
+    except SaveError as error:
+        if last:
+            raise RankError(f"the last checkpoint, of step {step}, could not be written: {error}") from error
+        told = [f"no checkpoint of step {step}: {error}"]
+    else:
+        if run.world.identity.rank == 0:
+            run.control.send(saved)
+    for text in told:
+        run.tell("checkpoint", text)
 
 
 def probe(run: Run) -> None:

@@ -71,8 +71,7 @@ class World:
 
     def same_as_rank_0(self, what: str, value: str) -> None:
         """Raise RankError on all ranks where some rank's value is not that of rank 0."""
-        values: list[Any] = [None] * self.shape.world_size
-        dist.all_gather_object(values, (self.identity.node, value), group=self.agreement)
+        values = self.gather((self.identity.node, value))
         apart = [f"rank {rank} (node {node})" for rank, (node, other) in enumerate(values) if other != values[0][1]]
         if apart:
             raise RankError(f"{what} is not that of rank 0 (node {values[0][0]}) on {', '.join(apart)}")
@@ -82,6 +81,12 @@ class World:
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self.agreement)
         return values[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        """Each rank's value, by rank, on all ranks."""
+        values: list[Any] = [None] * self.shape.world_size
+        dist.all_gather_object(values, value, group=self.agreement)
+        return values
 
     def barrier(self) -> None:
         """Wait for all ranks."""

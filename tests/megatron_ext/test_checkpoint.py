@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from trimtab.protocol import Failed
+from trimtab.protocol import Failed, Saved
 
 pytestmark = pytest.mark.mcore
 
@@ -35,8 +35,8 @@ def test_a_resumed_run_continues_the_uninterrupted_one(name, train_ranks, tiny_j
     job = tiny_job(parallel=parallel, model=model, train=train)
     whole = train_ranks(job, ranks)
     assert sorted(save.name for save in directory.iterdir()) == ["step-00000004", "step-00000006"]
-    assert [text for text in whole.notices if "saved" in text] == [
-        f"saved {directory}/step-{step:08d}" for step in (2, 4, 6)
+    assert [(saved.step, saved.directory) for saved in whole.all(Saved)] == [
+        (step, f"{directory}/step-{step:08d}") for step in (2, 4, 6)
     ]
 
     (directory / "step-00000006" / "complete.json").unlink()  # as if its save had been interrupted

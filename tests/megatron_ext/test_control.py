@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from trimtab.protocol import Done, Failed, Hello, StepReport, encode
+from trimtab.protocol import Done, Failed, Hello, Saved, StepReport, encode
 from trimtab_megatron.control import Control
 
 ENDS_SECONDS = 30
@@ -21,7 +21,7 @@ def test_an_order_to_stop_saves_at_the_same_step_on_all_ranks(start_ranks, tiny_
     ranks = start_ranks(tiny_job(train=train, parallel={"pipeline": 2}), 2)
     ranks.until(lambda messages: any(isinstance(message, StepReport) for message in messages))
     ranks.order("checkpoint")
-    ranks.until(lambda messages: any("saved" in getattr(message, "text", "") for message in messages))
+    ranks.until(lambda messages: any(isinstance(message, Saved) for message in messages))
     ranks.order("stop")
     ended = ranks.end().succeeded()
     (step,) = {done.step for done in ended.all(Done)}
