@@ -345,12 +345,14 @@ class _Loop:
         self.records |= {record.number: record for record in sight.records}
 
 
-def slowed(place: tuple[int, int], factor: float, from_step: int, shape: Shape) -> Callable[[int], Floats]:
-    """Speeds of places of which one takes `factor` times as long from a step on."""
+def slowed(
+    place: tuple[int, int], factor: float, shape: Shape, first: int = 30, last: int = 10_000
+) -> Callable[[int], Floats]:
+    """Speeds of places of which one takes `factor` times as long, from a step to another."""
 
     def speeds(step: int) -> Floats:
         found = np.ones((shape.data, shape.pipeline))
-        found[place] /= factor if step >= from_step else 1.0
+        found[place] /= factor if first <= step <= last else 1.0
         return found
 
     return speeds
@@ -364,9 +366,11 @@ def uneven(step: int, random: np.random.Generator) -> Floats:
 CASES: dict[str, World] = {
     "heavy head": World(head_layers=2.2),
     "heavy head, two replicas": World(head_layers=2.2, shape=TWO),
-    "slow stage": World(speeds=slowed((0, 1), 1.6, 30, ONE)),
-    "slow place": World(shape=TWO, speeds=slowed((1, 1), 1.6, 30, TWO)),
-    "slow place, spare node": World(shape=TWO, speeds=slowed((1, 1), 1.6, 30, TWO), spare_nodes=1, steps=2000),
+    "slow stage": World(speeds=slowed((0, 1), 1.6, ONE)),
+    "slow place": World(shape=TWO, speeds=slowed((1, 1), 1.6, TWO)),
+    "slow place, spare node": World(shape=TWO, speeds=slowed((1, 1), 1.6, TWO), spare_nodes=1, steps=2000),
+    "slow stage, for a while": World(speeds=slowed((0, 1), 1.6, ONE, last=160), steps=500),
+    "slow place, for a while": World(shape=TWO, speeds=slowed((1, 1), 1.6, TWO, last=160), steps=500),
     "uneven data": World(shape=TWO, loads=uneven),
     "noise": World(head_layers=0.3, noise_ratio=0.05, correlation=0.5, outlier_ratio=0.02, steps=500),
 }

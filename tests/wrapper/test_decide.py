@@ -241,7 +241,7 @@ def test_an_order_that_gains_too_little_or_costs_too_much_is_not_given():
     found = every(candidate(Kind.LAYERS, 0.0199, 0.0), candidate(Kind.SCHEDULE, 0.1, 180.0))
     decision = weigh(found, situation(), POLICY, Ledger())
     assert decision.order is None
-    assert decision.reason == "nothing is worth its cost"
+    assert decision.reason == ("nothing is worth its cost; other schedule: saves 360 s, not 2 times the cost of 180 s")
     assert verdict(decision, Kind.LAYERS) is Verdict.TOO_LITTLE
     assert verdict(decision, Kind.SCHEDULE) is Verdict.TOO_DEAR  # 0.1 x 3600 s is twice its cost, not more
 

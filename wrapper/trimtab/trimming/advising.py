@@ -26,9 +26,9 @@ def advise(question: Question) -> Advice:
     Raises PlanError or DiagnosisError where they do not tell enough.
     """
     case = _case(question)
-    run_seconds = float(question.training.steps["time_seconds"][-1])
-    unsettled = min(case.situation.lasting_seconds, max(0.0, run_seconds - question.settled_seconds))
-    decision, ledger = decided(case, question.ledger, unsettled)
+    unsettled_seconds = max(0.0, _last_seconds(question) - question.settled_seconds)
+    lost_for_seconds = min(case.situation.lasting_seconds, unsettled_seconds)
+    decision, ledger = decided(case, question.ledger, lost_for_seconds)
     answer = Answer(case, decision)
     advice = Advice(answer, answer.told, question.surroundings.now_seconds, ledger)
     order = decision.order
@@ -64,7 +64,15 @@ def _case(question: Question) -> Case:
         toll=toll,
         now_seconds=surroundings.now_seconds,
     )
+    if question.relieved_seconds is not None:
+        lasting_seconds = _last_seconds(question) - question.relieved_seconds
+        situation = replace(situation, relieved=True, lasting_seconds=lasting_seconds)
     return replace(case, situation=situation)
+
+
+def _last_seconds(question: Question) -> float:
+    """When the last step ended."""
+    return float(question.training.steps["time_seconds"][-1])
 
 
 def _equipment(question: Question, run: Observed) -> Equipment:

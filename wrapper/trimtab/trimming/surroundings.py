@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from trimtab.account import OrderRecord
+from trimtab.balance.deciding.decide import asks
 from trimtab.balance.deciding.ledger import Ledger
 from trimtab.balance.deciding.situation import Toll
 from trimtab.balance.detect import Detection
@@ -46,6 +47,8 @@ class Question:
     setting: Setting
     """In force."""
     detection: Detection
+    relieved_seconds: float | None
+    """UTC, since when hardware is slow that layers or microbatches were moved away from; None: none were."""
     ledger: Ledger
     settled_seconds: float
     """UTC, until when the ledger has counted what the fault costs."""
@@ -81,6 +84,11 @@ class Advice:
     """To the ranks, in place."""
     restart: Restart | None = None
     """To Slurm."""
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything asked for a change; if not, there is nothing to tell."""
+        return bool(asks(self.answer.case.situation, self.answer.case.job.balance))
 
     @property
     def acts(self) -> bool:

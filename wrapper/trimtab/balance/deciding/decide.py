@@ -118,6 +118,10 @@ def asks(situation: Situation, policy: Balance) -> str:
     shifted = len(set(situation.plan.microbatches)) > 1  # with unequal shares, healthy replicas are apart
     if situation.triggered and (situation.fault.cause != "none" or shifted):
         return "the stages are apart"
+    if situation.relieved and situation.fault.cause == "hardware":
+        return "hardware is slow, though what could be was moved away from it"
+    if situation.live and situation.fault.cause == "data" and not doubt_of_cause(situation):
+        return "the sequences are uneven"
     slow = [
         stage for stage, link in enumerate(situation.hardware.links) if link.latency_seconds > policy.slow_link_seconds
     ]
@@ -245,16 +249,19 @@ def _no_way(considered: Sequence[Considered], situation: Situation) -> str:
 
 
 def _nothing_worth(considered: Sequence[Considered], situation: Situation) -> str:
-    """Why nothing is chosen, by what came nearest to it."""
+    """Why nothing is chosen, by what came nearest to it: of what helps against the cause, where anything is possible."""
     possible = [one for one in considered if one.kind is not Kind.NOTHING and one.verdict is not Verdict.IMPOSSIBLE]
+    possible = [one for one in possible if one.verdict is not Verdict.BESIDE] or possible
     nearest = max(possible, key=lambda one: one.gain_ratio or 0.0, default=None)
-    if nearest is not None and nearest.verdict is Verdict.TOO_DEAR:
-        return "nothing is worth its cost"
-    if situation.unsplit:
+    if situation.unsplit and (nearest is None or nearest.verdict is not Verdict.TOO_DEAR):
         return f"the layers cannot be moved: {situation.unsplit}"
     if nearest is None:
         return "there is nothing else that is possible"
-    text = {Verdict.UNSURE: "nothing is sure to help", Verdict.TOO_LITTLE: "nothing helps enough"}
+    text = {
+        Verdict.UNSURE: "nothing is sure to help",
+        Verdict.TOO_LITTLE: "nothing helps enough",
+        Verdict.TOO_DEAR: "nothing is worth its cost",
+    }
     told = [nearest]
     if nearest.verdict is Verdict.UNSURE:  # what is sure, and how little that would be, is worth a word, too
         sure = [one for one in possible if one.verdict is Verdict.TOO_LITTLE]

@@ -87,7 +87,9 @@ class Situation:
     live: bool = True
     """Whether ranks run that an order would reach; if not, what is decided is a suggestion for the next run."""
     lasting_seconds: float = 0.0
-    """Since the trigger."""
+    """Since the trigger; of hardware that was relieved, since the one that this was for."""
+    relieved: bool = False
+    """Whether layers or microbatches were moved away from hardware that is slow: level or not, it still costs."""
     utilization_ratio: float | None = None
     """Mean over the devices; None: not measured."""
     asked: bool = False

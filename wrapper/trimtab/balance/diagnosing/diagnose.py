@@ -66,10 +66,10 @@ def diagnose(
     ratios = tuple((by_kind.sum(axis=0) / by_kind.sum(axis=0).mean()).tolist())
     across, within = _uneven_data(factors)
 
-    actual = pipelines.step_seconds(frozenset(), noise=True)  # [T]
+    noisy = pipelines.step_seconds(frozenset(), noise=True)  # [T]
     values = coalition_values(len(_MENDABLE), lambda mended: pipelines.step_seconds(mended, noise=False))
     mended_seconds = float(values[frozenset(range(len(_MENDABLE)))].mean())
-    unexplained = actual - values[frozenset()]
+    unexplained = noisy - values[frozenset()]
     costs = np.vstack([shapley(values, len(_MENDABLE)), unexplained]) / mended_seconds  # [4, T]
     spreads = (max(ratios) / median_low(ratios) - 1, slow[0].slower_ratio if slow else 0.0, across)
     scales = _Scales(policy, spreads)
@@ -79,7 +79,7 @@ def diagnose(
     if cause == INTRINSIC and not told_apart:
         confidence *= ONE_REPLICA_CONFIDENCE
     places = _where(cause, replicas, ratios, slow, links)
-    step_seconds = float(actual.mean())
+    step_seconds = float(pipelines.measured_seconds().mean())
     found = Diagnosis(
         cause=cause,
         places=places,
@@ -88,7 +88,7 @@ def diagnose(
         slowdown_ratio=step_seconds / ideal_seconds,
         shares=dict(zip(_COSTS, _shares(costs.mean(axis=1)).tolist(), strict=True)),
         evidence=(),
-        causes=scales.counting(costs.mean(axis=1), cause, step_seconds / mended_seconds),
+        causes=scales.counting(costs.mean(axis=1), cause, float(noisy.mean()) / mended_seconds),
         step_seconds=step_seconds,
         ideal_seconds=ideal_seconds,
         slow_places=slow,
@@ -168,7 +168,10 @@ class _Pipelines:
 
     def __init__(self, durations: Durations, factors: Factors) -> None:
         _, replicas, chunks, _ = durations.forward_seconds.shape
-        self._replays = Replays(durations.schedule, durations.stages, chunks, durations.passes)
+        of_shape = durations.schedule, durations.stages, chunks
+        self._replays = Replays(*of_shape, durations.passes)
+        # Unequal shares are a remedy at work: what they make up for costs what it would with equal ones.
+        self._equal = Replays(*of_shape, (round(sum(durations.passes) / replicas),) * replicas)
         self._crossings = 2 * max(durations.passes) * chunks // durations.stages
         self._durations, self._factors = durations, factors
         measured = durations.transfer_seconds
@@ -184,8 +187,13 @@ class _Pipelines:
             self._mended_transfer[link.place] = link.peers_seconds
         return found
 
+    def measured_seconds(self) -> Floats:
+        """[T] nothing mended, each replica with its own share of the microbatches."""
+        seconds = self._factors.seconds(intrinsic=True, hardware=True, data=True, rest=True)
+        return self._longest(self._replays, *seconds, self._transfer)
+
     def step_seconds(self, mended: Coalition, *, noise: bool) -> Floats:
-        """[T] with the causes of these indices mended, with or without what is unexplained."""
+        """[T] with equal shares and the causes of these indices mended, with or without what is unexplained."""
         names = {_MENDABLE[index] for index in mended}
         forward, backward = self._factors.seconds(
             intrinsic=INTRINSIC not in names,
@@ -193,7 +201,8 @@ class _Pipelines:
             data=DATA not in names,
             rest=noise,
         )
-        return self._longest(forward, backward, self._mended_transfer if HARDWARE in names else self._transfer)
+        transfer = self._mended_transfer if HARDWARE in names else self._transfer
+        return self._longest(self._equal, forward, backward, transfer)
 
     def ideal_seconds(self) -> float:
         """Every computation takes the mean of its kind over the job, every transfer the median."""
@@ -204,10 +213,10 @@ class _Pipelines:
         )
         used = self._transfer[self._transfer > 0]
         transfer = np.where(self._transfer > 0, np.median(used) if len(used) else 0.0, 0.0)
-        return float(self._longest(forward, backward, transfer).mean())
+        return float(self._longest(self._equal, forward, backward, transfer).mean())
 
-    def _longest(self, forward: Floats, backward: Floats, transfer: Floats) -> Floats:
-        pipelines = self._replays.duration_seconds(forward, backward, transfer)
+    def _longest(self, replays: Replays, forward: Floats, backward: Floats, transfer: Floats) -> Floats:
+        pipelines = replays.duration_seconds(forward, backward, transfer)
         return np.asarray(pipelines.max(axis=1) + self._durations.overhead_seconds)
 
 
