@@ -7,7 +7,7 @@ indices, cut into microbatches that are dealt to the replicas; a resumed run goe
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,7 +25,11 @@ _CHECKED_TOKENS = 1 << 20
 
 @runtime_checkable
 class Samples(Protocol):
-    """What a `data.provider` returns: samples of sequence_length + 1 tokens, each label being the next token."""
+    """What a `data.provider` returns: samples of sequence_length + 1 tokens, each label being the next token.
+
+    One that has `variable_lengths = True` may return shorter ones, of 2 tokens or more: each microbatch is then as long
+    as its longest sample.
+    """
 
     vocabulary_size: int
 
@@ -86,13 +90,19 @@ class Microbatch:
 
     sample: int
     """Global index of its first sample."""
-    rows: int
+    lengths: tuple[int, ...]
+    """[b] tokens of each sample that have a label."""
     length: int
-    """Tokens of each row."""
-    real_tokens: int
-    """Those that have a label."""
+    """Tokens of each row: those of the longest sample, and padding."""
     tokens: torch.Tensor | None
-    """[rows, length + 1]; None on stages that need none."""
+    """[b, length + 1], zeros beyond the end of a sample; None on stages that need none."""
+
+    def mask(self, device: torch.device) -> torch.Tensor | None:
+        """[b, length] where there is a label; None where there is one everywhere."""
+        if min(self.lengths) == self.length:
+            return None
+        places = torch.arange(self.length, device=device)
+        return places < torch.tensor(self.lengths, device=device)[:, None]
 
 
 @dataclass(frozen=True)
@@ -106,26 +116,37 @@ class Dataset:
     """The same on two ranks only if they hold the same samples."""
     built: str
     """What had to be built for it; empty when nothing was."""
+    variable_lengths: bool
+    multiple: int
+    """Rows are padded to a multiple of it."""
 
-    def sizes(self, indices: range) -> Microbatch:
-        """A microbatch without its tokens."""
-        length = self.sequence_length
-        return Microbatch(indices.start, len(indices), length, len(indices) * length, None)
+    def microbatch(self, indices: range, with_tokens: bool = True) -> Microbatch:
+        """The samples of one microbatch. Raises RankError for one that does not fit the model.
 
-    def microbatch(self, indices: range) -> Microbatch:
-        """A microbatch with its tokens. Raises RankError for a sample that does not fit the model."""
-        rows = []
-        for index in indices:
-            sample = self.order[index]
-            row = torch.as_tensor(self.samples[sample])
-            if row.shape != (self.sequence_length + 1,) or row.dtype != torch.int64:
-                raise RankError(
-                    f"sample {sample} is {row.dtype} {list(row.shape)}, not torch.int64 [{self.sequence_length + 1}]: "
-                    "a sample holds sequence_length + 1 tokens"
-                )
-            _check_range(row, self.samples.vocabulary_size, f"sample {sample}")
-            rows.append(row)
-        return replace(self.sizes(indices), tokens=torch.stack(rows))
+        Without tokens it is what a stage in the middle has to know; where lengths vary, that takes the samples too.
+        """
+        if not (with_tokens or self.variable_lengths):
+            return Microbatch(indices.start, (self.sequence_length,) * len(indices), self.sequence_length, None)
+        rows = [self._row(self.order[index]) for index in indices]
+        lengths = tuple(len(row) - 1 for row in rows)
+        length = -(-max(lengths) // self.multiple) * self.multiple
+        tokens = torch.zeros(len(rows), length + 1, dtype=torch.int64)
+        for place, row in zip(tokens, rows, strict=True):
+            place[: len(row)] = row
+        return Microbatch(indices.start, lengths, length, tokens if with_tokens else None)
+
+    def _row(self, sample: int) -> torch.Tensor:
+        row = torch.as_tensor(self.samples[sample])
+        most = self.sequence_length + 1
+        least = 2 if self.variable_lengths else most
+        if row.dtype != torch.int64 or row.dim() != 1 or not least <= len(row) <= most:
+            span = f"{least} to {most}" if self.variable_lengths else f"{most}"
+            raise RankError(
+                f"sample {sample} is {row.dtype} {list(row.shape)}, not torch.int64 [{span}]: "
+                f"a sample holds {'at most ' * self.variable_lengths}sequence_length + 1 tokens"
+            )
+        _check_range(row, self.samples.vocabulary_size, f"sample {sample}")
+        return row
 
 
 def open_dataset(job: Job) -> Dataset:
@@ -140,7 +161,15 @@ def open_dataset(job: Job) -> Dataset:
         _check_range(head, tokens.vocabulary_size, job.data.path or "the corpus")
     if not len(samples):
         raise JobError("data.path", job.data.path, f"is too short for one sample of {length} tokens")
-    return Dataset(samples, SampleOrder(len(samples), job.train.seed), length, fingerprint, built)
+    return Dataset(
+        samples,
+        SampleOrder(len(samples), job.train.seed),
+        length,
+        fingerprint,
+        built,
+        variable_lengths=bool(getattr(samples, "variable_lengths", False)),
+        multiple=job.parallel.tensor if job.parallel.sequence_parallel else 1,
+    )
 
 
 def _provided(job: Job) -> tuple[Samples, str, str]:

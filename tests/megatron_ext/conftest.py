@@ -284,7 +284,7 @@ def train_series(start_ranks: Start, tmp_path_factory: pytest.TempPathFactory) -
         ]
         (directory / "series.json").write_text(json.dumps(entries))
         environment = {"SERIES_DIRECTORY": str(directory)}
-        whole = start_ranks(jobs[0], ranks, script="series.py", environment=environment, **options).end()
+        whole = start_ranks(jobs[0], ranks, script="series.py", environment=environment, **options).end(timeout=600)
         assert whole.exit_codes == [0] * ranks, "\n".join(whole.stderr)
         lines = [
             [line for rank in range(ranks) for line in (directory / f"{number}.{rank}").read_bytes().splitlines()]

@@ -68,7 +68,8 @@ def job(tmp_path, text="some text\n" * 100, **data):
 def test_a_batch_holds_the_samples_that_the_order_names(tmp_path):
     dataset = open_dataset(job(tmp_path))
     microbatch = dataset.microbatch(range(3, 5))
-    assert (microbatch.sample, microbatch.rows, microbatch.length, microbatch.real_tokens) == (3, 2, 32, 64)
+    assert (microbatch.sample, microbatch.lengths, microbatch.length) == (3, (32, 32), 32)
+    assert microbatch.mask(torch.device("cpu")) is None
     assert (microbatch.tokens.shape, microbatch.tokens.dtype) == ((2, 33), torch.int64)
     assert microbatch.tokens[1].tolist() == dataset.samples[dataset.order[4]].tolist()
 
