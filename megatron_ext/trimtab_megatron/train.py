@@ -60,6 +60,7 @@ def take_step(run: Run) -> None:
     engine, batch = run.engine, run.job.batch
     microbatches = step_microbatches(run)
     weighted = list(zip(microbatches, loss_weights(run, microbatches), strict=True))
+    engine.config.variable_seq_lengths = run.dataset.variable_lengths
 
     for chunk in engine.chunks:
         chunk.zero_grad_buffer()
@@ -97,8 +98,9 @@ def take_step(run: Run) -> None:
             forward_seconds=times.forward_seconds,
             backward_seconds=times.backward_seconds,
             microbatches=len(microbatches),
-            tokens=sum(microbatch.rows * microbatch.length for microbatch in microbatches),
-            squared_lengths=sum(microbatch.rows * microbatch.length**2 for microbatch in microbatches),
+            # What passed this stage, padding included: it costs as much as what is real.
+            tokens=sum(len(microbatch.lengths) * microbatch.length for microbatch in microbatches),
+            squared_lengths=sum(len(microbatch.lengths) * microbatch.length**2 for microbatch in microbatches),
             peak_memory_bytes=peak_memory_bytes(run.world.cuda),
             loss=loss if speaks else None,
             gradient_norm=float(gradient_norm) if speaks and applied else None,
@@ -110,11 +112,11 @@ def take_step(run: Run) -> None:
 
 def step_microbatches(run: Run) -> list[Microbatch]:
     """What this replica takes in the next step; stages that see no tokens get none."""
-    world, batch = run.world, run.job.batch
-    consumed = run.progress.consumed_samples
-    dealt = microbatch_indices(run.setting.microbatches, batch.microbatch_size, consumed, world.data_rank)
-    read = run.dataset.microbatch if world.first_stage or world.last_stage else run.dataset.sizes
-    return [read(indices) for indices in dealt]
+    world, size, consumed = run.world, run.job.batch.microbatch_size, run.progress.consumed_samples
+    return [
+        run.dataset.microbatch(indices, with_tokens=world.first_stage or world.last_stage)
+        for indices in microbatch_indices(run.setting.microbatches, size, consumed, world.data_rank)
+    ]
 
 
 def loss_weights(run: Run, microbatches: Sequence[Microbatch]) -> list[float]:
@@ -123,9 +125,13 @@ def loss_weights(run: Run, microbatches: Sequence[Microbatch]) -> list[float]:
     The schedule divides by the replica's number of microbatches, and data parallelism by the number of replicas: they
     are in the weight, and what is left is the microbatch's share of the tokens. Where all are equal it is exactly 1.
     """
-    tokens = [microbatch.real_tokens for microbatch in microbatches]
+    shape, tokens = run.world.shape, [sum(microbatch.lengths) for microbatch in microbatches]
     total = run.job.batch.global_batch_size * run.job.model.sequence_length
-    return [own * len(microbatches) * run.world.shape.data / total for own in tokens]
+    if run.dataset.variable_lengths:
+        over_ranks = torch.tensor(sum(tokens))
+        dist.all_reduce(over_ranks, group=run.world.agreement)
+        total = int(over_ranks) // (shape.tensor * shape.pipeline)
+    return [own * len(microbatches) * shape.data / total for own in tokens]
 
 
 def forward_step(
@@ -135,7 +141,7 @@ def forward_step(
     microbatch, weight = next(data)
     if model.config.randomness is not None:
         model.config.randomness.begin(microbatch.sample)
-    loss = partial(token_loss, weight)
+    loss = partial(token_loss, microbatch, weight)
     if microbatch.tokens is None:
         return model(input_ids=None, position_ids=None, attention_mask=None), loss
     tokens = microbatch.tokens.to(torch.cuda.current_device(), non_blocking=True)
@@ -144,9 +150,13 @@ def forward_step(
     return model(input_ids=inputs, position_ids=positions, attention_mask=None, labels=labels), loss
 
 
-def token_loss(weight: float, output: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Weighted mean of the losses [b, s] of one microbatch, to differentiate and to report."""
-    loss = output.float().mean() * weight
+def token_loss(
+    microbatch: Microbatch, weight: float, output: torch.Tensor
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Weighted mean of the losses [b, s] of one microbatch where there is a label, to differentiate and to report."""
+    losses, mask = output.float(), microbatch.mask(output.device)
+    mean = losses.mean() if mask is None else (losses * mask).sum() / mask.sum()
+    loss = mean * weight
     return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
 
