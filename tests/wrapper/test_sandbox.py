@@ -23,13 +23,15 @@ def test_slurm_conf_describes_the_nodes_and_names_no_key_twice():
     spec, places = Spec(nodes=2, gpus=3, gpu_type="h200", cpus=8), Places(Path("/tmp/box"))
     text = config.slurm_conf(spec, places, "host", (10001, 10002, 10003))
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    nodes = [line for line in lines if line.startswith("NodeName=")]
-    assert nodes == [
+    described = [line for line in lines if line.startswith(("NodeName=", "PartitionName="))]
+    assert described == [
         "NodeName=n1 NodeHostname=host NodeAddr=127.0.0.1 Port=10002 CPUs=8 RealMemory=16384 Gres=gpu:h200:3",
         "NodeName=n2 NodeHostname=host NodeAddr=127.0.0.1 Port=10003 CPUs=8 RealMemory=16384 Gres=gpu:h200:3",
+        "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=30",
+        "PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF",
     ]
-    settings = dict(line.split("=", 1) for line in lines if line not in nodes)
-    assert len(settings) == len(lines) - 2
+    settings = dict(line.split("=", 1) for line in lines if line not in described)
+    assert len(settings) == len(lines) - len(described)
     assert settings["SlurmctldPort"] == "10001"
     assert settings["AuthInfo"] == "socket=/tmp/box/munge/socket,cred_expire=5"
     assert (settings["Prolog"], settings["Epilog"]) == ("/tmp/box/prolog", "/tmp/box/epilog")
@@ -133,7 +135,9 @@ def test_only_what_runs_on_a_node_of_this_cluster_is_found(sleeper):
     _, on_node = sleeper(SLURM_CONF=str(places.slurm_conf), SLURMD_NODENAME="n1")
     sleeper(SLURM_CONF=str(places.slurm_conf))  # a user's shell
     sleeper(SLURM_CONF="/etc/slurm/slurm.conf", SLURMD_NODENAME="n1")  # another cluster's job
-    assert [process.pid for process in processes.on_nodes(places)] == [on_node.pid]
+    _, on_another = sleeper(SLURM_CONF=str(places.slurm_conf), SLURMD_NODENAME="n11")
+    assert {process.pid for process in processes.on_nodes(places)} == {on_node.pid, on_another.pid}
+    assert [process.pid for process in processes.on_nodes(places, "n1")] == [on_node.pid]
 
 
 # --- what is refused before anything starts ---
@@ -314,6 +318,92 @@ def test_a_machine_without_device_nodes_is_told_of_gpus_0(slurm_installed, box_d
     with pytest.raises(SandboxError, match="`--gpus 0` works without"):
         boxes.up(box_directory, Spec())
     assert not box_directory.exists()
+
+
+# --- outages and preemption ---
+
+TWO_TASKS = ["--nodes=2", "--ntasks-per-node=1", "--exclusive"]
+
+
+@pytest.fixture
+def broken(slurm_installed, box_directory):
+    """A sandbox of two nodes to break."""
+    boxes.up(box_directory, Spec(nodes=2, gpus=0))
+    return box_directory
+
+
+def _submit(directory, script, *options):
+    """Submit a batch script; returns its job id."""
+    command = ["sbatch", "--parsable", "--output=/dev/null", *options]
+    environment = boxes.find(directory).environment
+    return subprocess.run(command, input=script, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.slurm
+def test_a_killed_node_takes_all_that_ran_on_it_along_and_no_more(broken, tmp_path):
+    _submit(broken, f"#!/bin/sh\nsrun sh -c 'echo $$ >{tmp_path}/$SLURMD_NODENAME; exec sleep 1000'\n", *TWO_TASKS)
+    _wait_until(lambda: {"n1", "n2"} <= {path.name for path in tmp_path.iterdir()})
+    places = Places(broken)
+    before = processes.on_nodes(places)
+    _wait_until(lambda: processes.RECORDER in {process.name for process in processes.on_nodes(places, "n2")})
+    dead = processes.on_nodes(places, "n2")
+    assert int((tmp_path / "n2").read_text()) in [process.pid for process in dead]
+    boxes.kill(broken, "n2")
+    assert boxes.find(broken).lost == ("n2",)
+    assert [process for process in dead if processes.alive(process)] == []
+    assert [process for process in before if process not in dead and not processes.alive(process)] == []
+    boxes.restart(broken, "n2")
+    assert boxes.find(broken).lost == ()
+    assert "DOWN" not in boxes.node_states(boxes.find(broken))["n2"]
+
+
+@pytest.mark.slurm
+def test_jobs_outlive_a_controller_that_was_killed(broken, tmp_path):
+    script = f"#!/bin/sh\necho $SLURM_JOB_ID >{tmp_path}/job\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done\n"
+    job = _submit(broken, script)
+    _wait_until((tmp_path / "job").exists)
+    # What a controller that is killed has not written to its disk, it has forgotten: it takes up to 5 s for that.
+    state, began = broken / "slurmctld/job_state", time.time()
+    command = ["scontrol", "update", f"JobId={job.strip()}", "Comment=written"]
+    subprocess.run(command, env=boxes.find(broken).environment, check=True)
+    _wait_until(lambda: state.exists() and state.stat().st_mtime > began)
+    boxes.kill(broken, "slurmctld")
+    assert boxes.find(broken).lost == ("slurmctld",)
+    boxes.restart(broken, "slurmctld")
+    assert _state(broken, job) == "RUNNING"
+    (tmp_path / "go").touch()
+    _wait_until(lambda: _state(broken, job) == "COMPLETED")
+
+
+@pytest.mark.slurm
+def test_a_job_in_the_partition_urgent_takes_the_nodes_from_another_that_is_told_to_end(broken, tmp_path):
+    task = f'trap "touch {tmp_path}/told; exit" TERM; touch {tmp_path}/$SLURMD_NODENAME; while :; do sleep 0.1; done'
+    early = _submit(broken, f"#!/bin/sh\nsrun sh -c '{task}'\n", *TWO_TASKS)
+    _wait_until(lambda: {"n1", "n2"} <= {path.name for path in tmp_path.iterdir()})
+    late = _submit(broken, "#!/bin/sh\n", "--partition=urgent", "--nodes=2", "--exclusive")
+    _wait_until(lambda: _state(broken, late) == "COMPLETED")
+    assert (tmp_path / "told").exists()
+    assert _state(broken, early) in ("FAILED", "COMPLETED")  # it ended within its grace time, and by itself
+
+
+def test_only_what_a_sandbox_has_can_be_killed(box_directory):
+    with pytest.raises(SandboxError, match="there is no sandbox in"):
+        boxes.kill(box_directory, "n1")
+    boxes.Sandbox(box_directory, Spec(nodes=2), ()).write()
+    with pytest.raises(SandboxError, match="'n3' is not in this sandbox; choose from slurmctld, n1, n2"):
+        boxes.kill(box_directory, "n3")
+    (box_directory / "sandbox.json").unlink()
+
+
+def _state(directory, job):
+    shown = subprocess.run(
+        ["scontrol", "show", "job", job.strip()],
+        env=boxes.find(directory).environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return re.search(r"JobState=(\w+)", shown.stdout)[1]
 
 
 # --- run ---

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from trimtab.sandbox.config import Spec
-from trimtab.sandbox.lifecycle import ENDING_SIGNALS, down, signals_raise, up
+from trimtab.sandbox.daemons import ENDING_SIGNALS
+from trimtab.sandbox.lifecycle import down, signals_raise, up
 
 NOT_FOUND = 127
 """Exit code where the command does not exist, as in shells."""

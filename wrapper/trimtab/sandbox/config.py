@@ -8,6 +8,8 @@ from trimtab_slurm.settings import NodeSettings
 
 LONGEST_SOCKET_PATH_BYTES = 107
 """What sockaddr_un holds, its closing zero aside."""
+PARTITIONS = ("main", "urgent")
+"""A job in the second takes nodes from those in the first, which are requeued."""
 MEMORY_MEGABYTES = 16384
 """What a node claims to have. Nothing enforces it: the job's processes share the machine."""
 
@@ -162,10 +164,15 @@ def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...]) ->
             "SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,sched_min_interval=0",
             "ReturnToService=2",
             "JobRequeue=1",
-            "KillWait=5",
+            "# A node that does not answer for this long is down: 300 s unless told.",
+            "SlurmdTimeout=20",
             "# A busy machine is slow to answer.",
             "MessageTimeout=60",
             "BatchStartTimeout=60",
+            "",
+            "# A job in the partition urgent takes nodes from one in main, which is told to end, and requeued.",
+            "PreemptType=preempt/partition_prio",
+            "PreemptMode=REQUEUE",
             "",
             "# The prolog on all nodes when the job gets them, not when its first step reaches each.",
             "PrologFlags=Alloc",
@@ -173,7 +180,8 @@ def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...]) ->
             f"Epilog={places.hook('epilog')}",
             "",
             *nodes,
-            "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE",
+            f"PartitionName={PARTITIONS[0]} Nodes=ALL Default=YES MaxTime=INFINITE PriorityTier=1 GraceTime=30",
+            f"PartitionName={PARTITIONS[1]} Nodes=ALL MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF",
             "",
         ]
     )

@@ -16,6 +16,8 @@ from trimtab.sandbox.config import Places
 
 JOB_PROCESS, RECORDER = "job process", "recorder"
 _PROC = Path("/proc")
+_KILLED_SECONDS = 5.0
+"""How long the kernel may take to end what was killed."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,16 @@ def alive(process: Process) -> bool:
 
 def stop(processes: Iterable[Process], grace_seconds: float) -> None:
     """End processes: SIGTERM to all, and SIGKILL to those that have not ended after `grace_seconds`."""
+    _end(processes, ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, _KILLED_SECONDS)))
+
+
+def kill(processes: Iterable[Process]) -> None:
+    """SIGKILL processes; returns when they have ended."""
+    _end(processes, ((signal.SIGKILL, _KILLED_SECONDS),))
+
+
+def _end(processes: Iterable[Process], signals: Iterable[tuple[signal.Signals, float]]) -> None:
+    """Send each signal in turn to those that have not ended, and wait so many seconds for them to."""
     handles: dict[int, Process] = {}
     try:
         for process in processes:
@@ -56,7 +68,7 @@ def stop(processes: Iterable[Process], grace_seconds: float) -> None:
                 handles[handle] = process
         # Looked at after it was opened: what is open now is what is killed.
         targets = {handle for handle, process in handles.items() if alive(process)}
-        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 5.0)):
+        for number, seconds in signals:
             for handle in targets:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(handle, number)
@@ -70,12 +82,12 @@ def stop(processes: Iterable[Process], grace_seconds: float) -> None:
                 os.waitpid(process.pid, os.WNOHANG)  # no zombie, where it was a child of this process
 
 
-def on_nodes(places: Places) -> list[Process]:
-    """What still runs on the nodes of a sandbox: processes of jobs, their keepers (slurmstepd), and recorders.
+def on_nodes(places: Places, node: str = "") -> list[Process]:
+    """What still runs on one node of a sandbox, or on any: processes of jobs, their keepers (slurmstepd), recorders.
 
     Processes of jobs are told by their environment: slurmd gives it to whatever it starts, while a shell that merely
     uses the cluster has no SLURMD_NODENAME. Keepers, whose environment 24.11 clears, are told by the directory that
-    they inherit, and recorders, what the hooks started, by their arguments.
+    they inherit and the node's log, which they keep open; recorders, what the hooks started, by their arguments.
     """
     found = []
     for entry in _PROC.iterdir():
@@ -84,26 +96,30 @@ def on_nodes(places: Places) -> list[Process]:
         # Identified first: should another process get the id meanwhile, this identity is nobody's.
         process = identify(JOB_PROCESS, int(entry.name))
         with suppress(FileNotFoundError, ProcessLookupError, PermissionError):
-            if process and _is_recorder(entry, places):
+            if process and _is_recorder(entry, places, node):
                 found.append(replace(process, name=RECORDER))
-            elif process and (_is_keeper(entry, places) or _is_in_job(entry, places)):
+            elif process and (_is_keeper(entry, places, node) or _is_in_job(entry, places, node)):
                 found.append(process)
     return found
 
 
-def _is_recorder(entry: Path, places: Places) -> bool:
+def _is_recorder(entry: Path, places: Places, node: str) -> bool:
     arguments = (entry / "cmdline").read_bytes().split(b"\0")
-    return bytes(places.node_config) in arguments and any(word.startswith(b"trimtab_slurm.") for word in arguments)
+    ours = bytes(places.node_config) in arguments and any(word.startswith(b"trimtab_slurm.") for word in arguments)
+    return ours and (not node or any(word.startswith(bytes(places.samplers / node) + b"/") for word in arguments))
 
 
-def _is_keeper(entry: Path, places: Places) -> bool:
-    return (entry / "comm").read_bytes() == b"slurmstepd\n" and (entry / "cwd").readlink() == places.directory
+def _is_keeper(entry: Path, places: Places, node: str) -> bool:
+    if (entry / "comm").read_bytes() != b"slurmstepd\n" or (entry / "cwd").readlink() != places.directory:
+        return False
+    return not node or any(opened.readlink() == places.log(node) for opened in (entry / "fd").iterdir())
 
 
-def _is_in_job(entry: Path, places: Places) -> bool:
+def _is_in_job(entry: Path, places: Places, node: str) -> bool:
     variables = (entry / "environ").read_bytes().split(b"\0")
+    name = b"SLURMD_NODENAME=" + node.encode()
     return b"SLURM_CONF=" + bytes(places.slurm_conf) in variables and any(
-        variable.startswith(b"SLURMD_NODENAME=") for variable in variables
+        variable == name if node else variable.startswith(name) for variable in variables
     )
 
 
