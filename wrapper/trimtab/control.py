@@ -54,10 +54,8 @@ class ControlServer:
         if self._order is not None:
             writer.write(encode(self._order))
         try:
-            while line := await reader.readline():
-                self._receive(hello.rank, decode(line))
-        except (ValueError, ConnectionError):
-            pass  # what is no message ends the connection like a broken one: the rank counts as lost
+            while message := await _next(reader):
+                self._receive(hello.rank, message)
         finally:
             self._writers.pop(hello.rank, None)
             writer.close()
@@ -72,3 +70,12 @@ class ControlServer:
         if not isinstance(message, Hello) or message.rank in self._writers:
             return None
         return message if secrets.compare_digest(message.token.encode(), self.token.encode()) else None
+
+
+async def _next(reader: asyncio.StreamReader) -> Message | None:
+    """The next message; None at the end. What is no message ends a connection like a broken one."""
+    try:
+        line = await reader.readline()
+        return decode(line) if line else None
+    except (ValueError, ConnectionError):
+        return None

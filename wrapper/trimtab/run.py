@@ -1,4 +1,7 @@
-"""`trimtab run`: the batch script's one command. Starts the ranks with srun, listens to them, and sees them end."""
+"""`trimtab run`: the batch script's one command. One attempt of a job, from what is left of the one before to the next.
+
+Everything is checked before anything starts. Then the ranks train, and afterwards the job is requeued where that helps.
+"""
 
 import asyncio
 import importlib.util
@@ -6,148 +9,190 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab import launch, places
-from trimtab.balance.measuring.steps import Step
-from trimtab.control import ControlServer
-from trimtab.outcome import Outcome, Roll, Stop
-from trimtab.progress import Progress
-from trimtab.protocol import Job, Message, Order, Shape, StepReport, job_to_json
-from trimtab.recorder import Recorder, RunIdentity
-from trimtab.watching import Assembly, Lookout
-from trimtab_slurm.cluster import CommandLineClient
-
-STOP_SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
-PROGRESS_SECONDS = 1.0
-"""At most one progress line in this time."""
-DRAIN_SECONDS = 2.0
-"""How long the last messages of the ranks are waited for after srun has ended."""
+from trimtab.afterwards import Next, what_next
+from trimtab.outcome import Outcome, Why
+from trimtab.protocol import Job, job_to_json
+from trimtab.ranks import End, Ranks, Start
+from trimtab.recorder import Recorder, RunIdentity, recover
+from trimtab.requeue import act, store
+from trimtab.requeue.chain import Attempt, Chain
+from trimtab.requeue.exclusions import most_excluded, spare
+from trimtab.requeue.limits import why_not
+from trimtab.requeue.shapes import Beginning, beginning
+from trimtab.supervise import HANDED_ON
+from trimtab.trimming.surroundings import Surroundings
+from trimtab.trimming.trimmer import Trimmer
+from trimtab_slurm.cluster import JobState, Node, SlurmClient, SlurmError, client
 
 
 @dataclass(frozen=True)
-class Plan:
+class Prepared:
     """A run that has passed every check."""
 
-    job: Job
-    allocated: launch.Allocation
-    shape: Shape
-    address: str
-    port: int
+    job_file: Job
+    """As the user wrote it, its paths made whole."""
+    start: Start
+    begin: Beginning
+    chain: Chain
+    """Of the attempts before."""
+    slurm: SlurmClient
+    state: JobState | None
+    """The job as Slurm has it; None: it did not say."""
+    told: tuple[str, ...]
+    """What there is to say before it begins."""
 
 
-def prepare(job: Job, ranks_per_node: int | None) -> Plan:
+def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     """Check the job against allocation and machine. Raises JobError or LaunchError; nothing is started before it."""
     allocated = launch.allocation(os.environ, ranks_per_node)
-    shape = job.shape(allocated.world_size)
+    job = _with_paths(job, allocated)
+    chain, damage = (
+        store.load(Path(job.train.checkpoint_directory)) if job.train.checkpoint_directory else (Chain(), "")
+    )
+    begin = beginning(chain, job, allocated.world_size)
     for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
             raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[train]'")
-    address = CommandLineClient().node_address(allocated.nodes[0])
+    slurm = client()
+    address = slurm.node_address(allocated.nodes[0])
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
-    return Plan(_with_paths(job, allocated), allocated, shape, address, port)
+    start = Start(begin.job, allocated, begin.job.shape(allocated.world_size), address, port)
+    told = tuple(filter(None, (damage, begin.told)))
+    return Prepared(job, start, begin, chain, slurm, slurm.job(allocated.job_id), told)
 
 
-def run(plan: Plan) -> Outcome:
+def run(prepared: Prepared) -> Outcome:
     """Train, and return how it ended. Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n."""
-    return asyncio.run(_Run(plan).train())
+    start, job = prepared.start, prepared.start.job
+    allocated, shape = start.allocated, start.shape
+    began_seconds = time.time()
+    attempt = Attempt(
+        job_id=allocated.job_id,
+        restart_count=allocated.restart_count,
+        started_seconds=began_seconds,
+        nodes=allocated.nodes,
+        shape=shape,
+        setting=prepared.begin.setting,
+    )
+    chain = prepared.chain.begun(attempt)
+    _keep(chain, job)
+    identity = RunIdentity(
+        cluster=allocated.cluster,
+        job_id=allocated.job_id,
+        user=allocated.user,
+        restart_count=allocated.restart_count,
+        start_seconds=began_seconds,
+        nodes=allocated.nodes,
+        job=job_to_json(job),
+        tensor=shape.tensor,
+        pipeline=shape.pipeline,
+        data=shape.data,
+    )
+    recorder = Recorder(places.job_directory(allocated.cluster, allocated.job_id), identity)
+    print(f"trimtab: job {allocated.job_id}, {shape} on {', '.join(allocated.nodes)}", flush=True)
+    for text in prepared.told:
+        recorder.event("shape", text)
+        print(f"trimtab: {text}", flush=True)
+    trimmer = Trimmer(job, shape, f"Job {allocated.job_id}")
+    trimmer.restored(chain.orders)
+    end = asyncio.run(
+        Ranks(start, prepared.begin.setting, recorder, trimmer, lambda: _surroundings(prepared, chain)).train()
+    )
+    after = conclude(prepared, chain, end)
+    if after.told:
+        recorder.event("requeue", after.told)
+    recorder.finish(end.outcome.exit_code, end.outcome.sentence)
+    begin_again(prepared, after)
+    return end.outcome
 
 
-class _Run:
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        allocated, job, shape = plan.allocated, plan.job, plan.shape
-        self._recorder = Recorder(
-            places.job_directory(allocated.cluster, allocated.job_id),
-            RunIdentity(
-                cluster=allocated.cluster,
-                job_id=allocated.job_id,
-                user=allocated.user,
-                restart_count=allocated.restart_count,
-                start_seconds=time.time(),
-                nodes=allocated.nodes,
-                job=job_to_json(job),
-                tensor=shape.tensor,
-                pipeline=shape.pipeline,
-                data=shape.data,
-            ),
-        )
-        self._roll = Roll(job.train.steps)
-        self._assembly = Assembly(allocated.world_size)
-        self._lookout = Lookout(job.balance)
-        self._progress = Progress(job.train.steps, job.balance)
-        self._printed_seconds = 0.0
-        self._stop: Stop | None = None
-        self._server = ControlServer(self._receive, self._roll.lose)
-        print(f"trimtab: job {allocated.job_id}, {shape} on {', '.join(allocated.nodes)}", flush=True)
+def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
+    """Of the process that outlives the wrapper: what comes after that one was killed by a signal."""
+    prepared = prepare(job, ranks_per_node)
+    allocated, name = prepared.start.allocated, signal.Signals(number).name
+    recover(places.job_directory(allocated.cluster, allocated.job_id))
+    outcome = Outcome(
+        128 + number, f"the wrapper was killed by {name}", Why.FAILED, cause=f"the wrapper was killed by {name}"
+    )
+    mine = prepared.chain.attempts[-1:]
+    if number not in HANDED_ON and mine and mine[0].restart_count == allocated.restart_count:
+        begin_again(prepared, conclude(prepared, prepared.chain, End(outcome)))
+    return outcome
 
-    async def train(self) -> Outcome:
-        plan = self._plan
-        port = await self._server.start(plan.address)
-        loop = asyncio.get_running_loop()
-        environment = launch.rank_environment(
-            os.environ,
-            job=job_to_json(plan.job),
-            address=plan.address,
-            port=plan.port,
-            control=f"{plan.address}:{port}",
-            token=self._server.token,
-        )
-        # In a session of its own, so that a Ctrl-C at a terminal reaches the ranks as an order, once, through us.
-        srun = await asyncio.create_subprocess_exec(
-            *launch.srun_command(plan.allocated), env=environment, start_new_session=True
-        )
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number, srun)
-        try:
-            exit_code = await srun.wait()
-        finally:
-            self._give_up(srun)
-        await self._drain()
-        await self._server.close()
-        outcome = self._roll.outcome(exit_code, self._stop)
-        self._recorder.finish(outcome.exit_code, outcome.sentence)
-        return outcome
 
-    def _receive(self, rank: int, message: Message) -> None:
-        self._recorder.message(message)
-        self._roll.hear(rank, message)
-        if isinstance(message, StepReport) and (step := self._assembly.add(message, self._roll.ranks)):
-            self._see(step)
+def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
+    """Work out what comes after an attempt, and keep it for the next one."""
+    after = what_next(
+        chain, end, prepared.job_file, prepared.state, _partition(prepared.slurm, prepared.state), time.time()
+    )
+    _keep(after.chain, prepared.start.job)
+    return after
 
-    def _see(self, step: Step) -> None:
-        line = self._progress.line(step)
-        now = time.monotonic()
-        if step.step == self._plan.job.train.steps or now - self._printed_seconds >= PROGRESS_SECONDS:
-            self._printed_seconds = now
-            print(line, flush=True)
-        sight = self._lookout.see(step)
-        if sight.event:
-            self._recorder.event("imbalance", sight.event)
-            print(f"trimtab: {sight.event}", flush=True)
-        if sight.probe and self._stop is None:
-            self._server.send(Order("probe", sight.probe))
 
-    def _on_signal(self, number: signal.Signals, srun: asyncio.subprocess.Process) -> None:
-        print(f"trimtab: {number.name}: the ranks save and stop at the next step", flush=True)
-        self._recorder.event("signal", number.name)
-        if self._stop is not None:
-            return  # the ranks are saving: a second signal must not spoil it
-        self._stop = Stop.by_signal(number)
-        self._server.send(Order("stop", number.name))
-        grace_seconds = self._plan.job.requeue.grace_seconds if self._roll.ranks else 0
-        asyncio.get_running_loop().call_later(grace_seconds, self._give_up, srun)
+def begin_again(prepared: Prepared, after: Next) -> None:
+    """Have Slurm requeue the job, where that is what comes next; what came of it is printed."""
+    if after.told:
+        print(f"trimtab: {after.told}", flush=True)
+    if not after.again or prepared.state is None:
+        return
+    # Slurm ends this process with the requeue: what is left to ask comes before KillWait is over.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    asked = act.requeue(prepared.slurm, prepared.state, excluded=after.excluded, nodes=after.nodes)
+    print(f"trimtab: {'requeued' if asked.done else 'not requeued'}: {asked.told}", flush=True)
 
-    @staticmethod
-    def _give_up(srun: asyncio.subprocess.Process) -> None:
-        if srun.returncode is None:
-            srun.terminate()
 
-    async def _drain(self) -> None:
-        deadline = time.monotonic() + DRAIN_SECONDS
-        while time.monotonic() < deadline and len(self._roll.done) + len(self._roll.broken) < len(self._roll.ranks):
-            await asyncio.sleep(0.05)
+def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
+    """The job's place in the cluster now; what Slurm does not say is not known."""
+    policy, state = prepared.job_file.requeue, prepared.state
+    allocated = prepared.start.allocated
+    partition = _partition(prepared.slurm, state)
+    saved = bool(prepared.job_file.train.checkpoint_directory)
+    no_restart = why_not(chain, allocated.job_id, policy, saved=saved)
+    if state is not None and not state.requeueable:
+        no_restart = no_restart or "Slurm has the job as one that is not to be requeued"
+    ends_seconds = state.end_seconds if state else None
+    return Surroundings(
+        now_seconds=time.time(),
+        seconds_left=ends_seconds - time.time() if ends_seconds and no_restart else None,
+        spare_nodes=len(spare(state, partition)) if state and partition else None,
+        exclusions_left=most_excluded(len(partition), policy) - len(chain.exclusions) if partition else None,
+        no_restart=no_restart,
+        restart_seconds=chain.restart_seconds,
+        cores=len(os.sched_getaffinity(0)) if not os.environ.get("SLURM_GPUS_ON_NODE") else None,
+    )
+
+
+def _partition(slurm: SlurmClient, state: JobState | None) -> Sequence[Node]:
+    """The nodes that the job can get; none where Slurm does not say."""
+    if state is None:
+        return ()
+    try:
+        return slurm.nodes(state.partition)
+    except SlurmError as error:
+        print(f"trimtab: the nodes of partition {state.partition} are not known: {error}", flush=True)
+        return ()
+
+
+def _kept(job: Job) -> tuple[Chain, str]:
+    directory = job.train.checkpoint_directory
+    try:
+        return store.load(Path(directory)) if directory else (Chain(), "")
+    except OSError as error:
+        raise launch.LaunchError(f"train.checkpoint_directory: {error}: name one that this node can read") from error
+
+
+def _keep(chain: Chain, job: Job) -> None:
+    if not job.train.checkpoint_directory:
+        return
+    try:
+        store.save(Path(job.train.checkpoint_directory), chain)
+    except (OSError, store.StaleChain) as error:
+        print(f"trimtab: what the next attempt should know is not kept: {error}", flush=True)
 
 
 def _with_paths(job: Job, allocated: launch.Allocation) -> Job:

@@ -93,18 +93,29 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
       2   the job file, the allocation or the machine does not fit; nothing was started
       3   a rank failed or vanished; the message names it
       4   srun could not start the ranks
+      5   the ranks took no step for too long, and were ended; the message says which
       75  stopped before the last step, progress saved where the job file says: requeue or submit again to go on
       128+n  ended by signal n before all ranks had saved
+
+    Where it helps, and the job file allows it, the job has itself requeued instead.
     """
+    from trimtab.supervise import outlive
+
+    ended = outlive()  # before anything else is imported: the process that stays behind shall be small
+    if ended is not None and ended >= 0:
+        sys.exit(ended)
     from trimtab import jobfile, launch
     from trimtab import run as wrapper
     from trimtab.protocol import JobError
     from trimtab_slurm.cluster import SlurmError
 
     try:
-        plan = wrapper.prepare(jobfile.load(job_file), ranks_per_node)
+        job = jobfile.load(job_file)
+        if ended is not None:
+            outcome = wrapper.outlived(job, ranks_per_node, -ended)
+        else:
+            outcome = wrapper.run(wrapper.prepare(job, ranks_per_node))
     except (JobError, launch.LaunchError, SlurmError) as error:
         refuse(error)
-    outcome = wrapper.run(plan)
     click.echo(f"trimtab: {outcome.sentence} (exit code {outcome.exit_code})")
     sys.exit(outcome.exit_code)

@@ -1,0 +1,119 @@
+"""What comes after an attempt: whether the job begins again, on which nodes, and in which shape. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from trimtab.outcome import Why
+from trimtab.protocol import Job, setting_of
+from trimtab.ranks import End
+from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
+from trimtab.requeue.exclusions import exclude
+from trimtab.requeue.limits import why_not
+from trimtab_slurm.cluster import JobState, Node
+
+AGAIN = (Why.TIME_LIMIT, Why.RESHAPE, Why.FAILED, Why.HUNG, Why.NOT_STARTED)
+"""After what a job begins again by itself. What Slurm or a user ends is theirs."""
+
+
+@dataclass(frozen=True)
+class Next:
+    """What comes next."""
+
+    chain: Chain
+    """As it is to be kept."""
+    again: bool
+    """Whether the job is to be requeued."""
+    told: str
+    """Why, or why not; empty: there is nothing to say."""
+    nodes: int
+    """How many the next attempt needs."""
+    excluded: tuple[str, ...] = ()
+    """The job's whole list of nodes to leave out."""
+
+
+def what_next(
+    chain: Chain, end: End, job_file: Job, job: JobState | None, partition: Sequence[Node], now_seconds: float
+) -> Next:
+    """After the chain's last attempt has ended; it is not yet said there how.
+
+    `job_file` is the job as the user wrote it, `job` as its current attempt began; None: Slurm did not say.
+    """
+    policy, outcome, nodes = job_file.requeue, end.outcome, len(chain.attempts[-1].nodes)
+    attempt = replace(
+        chain.attempts[-1],
+        first_step=end.first.step if end.first else None,
+        first_step_seconds=end.first.time_seconds if end.first else None,
+        last_step=end.last.step if end.last else None,
+        last_step_seconds=end.last.time_seconds if end.last else None,
+        ended_seconds=now_seconds,
+        exit_code=outcome.exit_code,
+        cause=outcome.cause,
+        why=outcome.sentence,
+        node=outcome.node,
+    )
+    chain = replace(chain.updated(attempt), orders=tuple(order for order in end.orders if order.failed))
+    obstacle = _obstacle(chain, end, job_file, job)
+    if outcome.why not in AGAIN or obstacle or job is None:
+        return Next(chain, again=False, told=obstacle, nodes=nodes)
+    if end.restart is not None:
+        nodes = end.restart.nodes
+    chain = replace(chain, wanted=_wanted(chain, end, job_file))
+    left_out = exclude(
+        chain, _faulty(chain, end, now_seconds), job, partition, policy, nodes=nodes, now_seconds=now_seconds
+    )
+    chain = left_out.chain.updated(replace(attempt, requeued=True))
+    told = "; ".join(filter(None, (f"requeued: {_reason(end)}", left_out.told)))
+    return Next(chain, again=True, told=told, nodes=nodes, excluded=left_out.nodes)
+
+
+def _obstacle(chain: Chain, end: End, job_file: Job, job: JobState | None) -> str:
+    """Why the job does not begin again though what ended it asks for it; empty: it does, or nothing asks."""
+    why = end.outcome.why
+    if why not in AGAIN:
+        return ""
+    if job is None:
+        return "not requeued: Slurm did not say what it knows of the job"
+    if why is Why.HUNG and job_file.requeue.on_hang == "end":
+        return 'not requeued: requeue.on_hang is "end"'
+    if all(attempt.last_step is None for attempt in chain.of(job.job_id)):
+        return "not requeued: no step was ever taken, so there is nothing to go on from"
+    saved = bool(job_file.train.checkpoint_directory)
+    limit = why_not(chain, job.job_id, job_file.requeue, saved=saved)
+    return f"not requeued: {limit}" if limit else ""
+
+
+def _wanted(chain: Chain, end: End, job_file: Job) -> Wanted | None:
+    """What the next attempt shall run, where it is not what the job file says."""
+    attempt, restart = chain.attempts[-1], end.restart
+    if restart is not None:
+        job = replace(job_file, parallel=restart.parallel, batch=restart.batch)
+        ranks_per_node = attempt.shape.world_size // len(attempt.nodes)
+        setting = setting_of(job, job.shape(restart.nodes * ranks_per_node))
+        return Wanted(fingerprint(job_file), restart.nodes, job.parallel, job.batch, setting, restart.reason)
+    if end.setting is None or not end.orders or end.orders[-1].fault.cause == "hardware":
+        return chain.wanted  # what was fitted to slow nodes does not fit others
+    parallel = replace(
+        chain.wanted.parallel if chain.wanted else job_file.parallel,
+        layout=str(end.setting.layout) if end.setting.layout.chunks > 1 else "",
+        recomputed_layers=end.setting.recomputed_layers if any(end.setting.recomputed_layers) else (),
+    )
+    batch = chain.wanted.batch if chain.wanted else job_file.batch
+    reason = "as the attempt before ended"
+    return Wanted(fingerprint(job_file), len(attempt.nodes), parallel, batch, end.setting, reason)
+
+
+def _faulty(chain: Chain, end: End, now_seconds: float) -> tuple[Exclusion, ...]:
+    """Nodes that were slow, are lost, or were where the last two attempts failed."""
+    if end.restart is not None:
+        return tuple(Exclusion(node, end.restart.reason, now_seconds) for node in end.restart.exclude)
+    outcome = end.outcome
+    before: tuple[Attempt, ...] = chain.attempts[-2:-1]
+    twice = bool(before) and before[0].node == outcome.node
+    if outcome.node and (outcome.lost_node or twice):
+        reason = "lost" if outcome.lost_node else "two attempts on end failed there"
+        return (Exclusion(outcome.node, reason, now_seconds),)
+    return ()
+
+
+def _reason(end: End) -> str:
+    return end.restart.reason if end.restart is not None else end.outcome.sentence
