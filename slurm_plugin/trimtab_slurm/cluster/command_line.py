@@ -74,7 +74,7 @@ class CommandLineClient:
 
     def _scancel(self, *arguments: str) -> None:
         try:
-            self._run(["scancel", "--quiet", *arguments])
+            self._run(["scancel", *arguments])
         except SlurmError as error:  # for a job that is gone, some releases answer 0, and some do not
             if not any(words in str(error) for words in _GONE):
                 raise

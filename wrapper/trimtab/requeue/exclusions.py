@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from trimtab.protocol import Requeue
 from trimtab.requeue.chain import Chain, Exclusion
+from trimtab.wording import plural
 from trimtab_slurm.cluster import JobState, Node
 
 
@@ -94,10 +95,10 @@ def infeasible(job: JobState, partition: Iterable[Node], excluded: Iterable[str]
     if required := out.intersection(job.required_nodes):
         return f"{', '.join(sorted(required))} cannot be left out: the job asks for them by name"
     if nodes < len(job.required_nodes):
-        return f"{nodes} nodes are fewer than the {len(job.required_nodes)} that the job asks for by name"
+        return f"the job asks for {len(job.required_nodes)} nodes by name, which is more than {nodes}"
     left = [node for node in suitable(job, partition) if node.name not in out]
     if len(left) < nodes:
-        return f"{len(left)} nodes would be left that could run the job, which needs {nodes}"
+        return f"{plural(len(left), 'node')} would be left that could run the job, which needs {nodes}"
     return ""
 
 

@@ -2,6 +2,7 @@
 
 from trimtab.protocol import Requeue
 from trimtab.requeue.chain import Chain
+from trimtab.wording import plural
 
 
 def why_not(chain: Chain, job_id: int, policy: Requeue, *, saved: bool) -> str:
@@ -16,7 +17,7 @@ def why_not(chain: Chain, job_id: int, policy: Requeue, *, saved: bool) -> str:
     attempts = chain.of(job_id)
     requeues = sum(attempt.requeued for attempt in attempts)
     if requeues >= policy.most_requeues:
-        return f"it has requeued itself {requeues} times, and requeue.most_requeues is {policy.most_requeues}"
+        return f"it has requeued itself {plural(requeues, 'time')}, and requeue.most_requeues is {policy.most_requeues}"
     if len(attempts) < 2:
         return ""
     before, last = attempts[-2:]
