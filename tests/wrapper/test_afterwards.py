@@ -1,0 +1,168 @@
+"""What comes after an attempt: whether the job begins again, where, and in which shape."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from trimtab.afterwards import what_next
+from trimtab.balance.deciding.ledger import Given
+from trimtab.balance.deciding.situation import Fault, Kind
+from trimtab.outcome import ExitCode, Outcome, Why
+from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Requeue, Shape, StepReport, Train, setting_of
+from trimtab.ranks import End
+from trimtab.requeue.chain import Attempt, Chain, fingerprint
+from trimtab.trimming.surroundings import Restart
+from trimtab_slurm.cluster import JobState, Node
+
+NOW = 1e9
+SHAPE = Shape(1, 2, 1)
+JOB_FILE = Job(
+    model=Model(layers=8),
+    parallel=Parallel(pipeline=2),
+    batch=Batch(2, 16),
+    train=Train(checkpoint_directory="/checkpoints"),
+)
+STATE = JobState(
+    job_id=7,
+    state="RUNNING",
+    reason="None",
+    exit_code=0,
+    signal=0,
+    nodes=("n1", "n2"),
+    batch_node="n1",
+    start_seconds=NOW - 3600,
+    end_seconds=None,
+    restart_count=0,
+    stdout="",
+    working_directory="/",
+    user="ada",
+    partition="main",
+    required_nodes=(),
+    excluded_nodes=(),
+    constraint="",
+    least_nodes=2,
+    most_nodes=2,
+    tasks=2,
+    tasks_per_node=0,
+    requeueable=True,
+    array_job_id=None,
+    array_task_id=None,
+    heterogeneous=False,
+)
+PARTITION = tuple(Node(f"n{number}", "IDLE", ("main",), (), 4, 8000, 1) for number in range(1, 6))
+FAILED = Outcome(ExitCode.RANK_FAILED, "rank 1 failed: ValueError: bad", Why.FAILED, "ValueError: bad", "n2")
+SAVED = Outcome(ExitCode.STOPPED, "stopped by SIGUSR1 at step 20 of 100", Why.TIME_LIMIT)
+
+
+def attempt(**fields):
+    begun = Attempt(7, 0, NOW - 3600, ("n1", "n2"), SHAPE, setting_of(JOB_FILE, SHAPE))
+    return replace(begun, **fields)
+
+
+def report(step):
+    return StepReport(0, step, NOW - 60, 1.0, 0.3, 0.6, 8, 100, 1000, 0)
+
+
+def end_of(outcome, last=20, **fields):
+    steps = {"first": report(1), "last": report(last)} if last else {}
+    return End(outcome, setting=setting_of(JOB_FILE, SHAPE), **steps, **fields)
+
+
+def after(end, *, chain=None, job_file=JOB_FILE, state=STATE, partition=PARTITION):
+    return what_next(chain or Chain((attempt(),)), end, job_file, state, partition, NOW)
+
+
+def test_a_job_that_has_trained_is_not_requeued_and_has_nothing_to_say():
+    came = after(end_of(Outcome(ExitCode.TRAINED, "trained to step 100", Why.TRAINED), last=100))
+    assert (came.again, came.told) == (False, "")
+    (told,) = came.chain.attempts
+    assert (told.first_step, told.last_step, told.exit_code, told.why) == (1, 100, 0, "trained to step 100")
+    assert not told.requeued
+
+
+def test_what_slurm_or_a_user_ends_is_theirs():
+    assert not after(end_of(Outcome(ExitCode.STOPPED, "stopped by SIGTERM at step 5", Why.ENDED))).again
+
+
+def test_before_the_time_limit_the_job_requeues_itself_as_it_is():
+    came = after(end_of(SAVED))
+    assert (came.again, came.nodes, came.excluded) == (True, 2, ())
+    assert came.told == "requeued: stopped by SIGUSR1 at step 20 of 100"
+    assert came.chain.attempts[-1].requeued
+    assert came.chain.wanted is None
+
+
+def test_after_a_failure_the_job_begins_again_and_after_a_second_one_of_the_same_node_without_it():
+    first = after(end_of(FAILED))
+    assert (first.again, first.excluded) == (True, ())
+    chain = first.chain.begun(attempt(restart_count=1))
+    second = after(end_of(FAILED, last=40), chain=chain)
+    assert (second.again, second.excluded) == (True, ("n2",))
+    assert "without n2 (two attempts on end failed there)" in second.told
+
+
+def test_a_lost_node_is_left_out_at_once():
+    lost = replace(FAILED, lost_node=True)
+    assert after(end_of(lost)).excluded == ("n2",)
+    assert after(end_of(lost), partition=PARTITION[:2]).excluded == (), "the job could not run without it"
+
+
+def test_a_cause_that_repeats_without_a_step_of_progress_stops_the_chain():
+    chain = after(end_of(FAILED)).chain.begun(attempt(restart_count=1))
+    came = after(end_of(FAILED), chain=chain)
+    assert not came.again
+    assert re.match(r"not requeued: the last two attempts ended for the same reason \(ValueError: bad\)", came.told)
+
+
+@pytest.mark.parametrize(
+    ("job_file", "end", "words"),
+    [
+        (replace(JOB_FILE, requeue=Requeue(enabled=False)), end_of(SAVED), "requeue.enabled is false"),
+        (replace(JOB_FILE, train=Train(checkpoint_directory="")), end_of(FAILED), "checkpoint_directory is empty"),
+        (JOB_FILE, end_of(FAILED, last=None), "no step was ever taken"),
+        (
+            replace(JOB_FILE, requeue=Requeue(on_hang="end")),
+            end_of(Outcome(ExitCode.HUNG, "no step after step 3", Why.HUNG)),
+            'requeue.on_hang is "end"',
+        ),
+    ],
+)
+def test_why_a_job_does_not_begin_again(job_file, end, words):
+    came = after(end, job_file=job_file)
+    assert not came.again
+    assert words in came.told
+
+
+def test_nothing_is_asked_of_a_slurm_that_did_not_say_what_the_job_is():
+    came = after(end_of(FAILED), state=None)
+    assert not came.again
+    assert "Slurm did not say" in came.told
+
+
+def test_a_wish_for_another_shape_goes_to_the_next_attempt():
+    parallel, batch = Parallel(pipeline=1), Batch(2, 16)
+    wish = Restart(parallel, batch, nodes=4, exclude=("n2",), reason="n2 is slow")
+    came = after(end_of(replace(SAVED, why=Why.RESHAPE), restart=wish))
+    assert (came.again, came.nodes, came.excluded) == (True, 4, ("n2",))
+    assert came.told == "requeued: n2 is slow; without n2 (n2 is slow)"
+    wanted = came.chain.wanted
+    assert (wanted.job, wanted.nodes, wanted.parallel, wanted.batch) == (fingerprint(JOB_FILE), 4, parallel, batch)
+    assert wanted.setting.microbatches == (2, 2, 2, 2)
+
+
+def given(cause):
+    return Given(NOW - 600, Kind.LAYERS, Fault(cause, ((0, 1),)), 1.0, 0.1, 0.1)
+
+
+def test_layers_that_were_moved_stay_moved_unless_it_was_for_a_slow_node():
+    moved = replace(setting_of(JOB_FILE, SHAPE), layout=Layout((5, 3), 2))
+    came = after(replace(end_of(SAVED, orders=(given("intrinsic"),)), setting=moved))
+    assert came.chain.wanted.parallel.layout == "Ettttt|tttL"
+    assert came.chain.wanted.setting == moved
+    assert after(replace(end_of(SAVED, orders=(given("hardware"),)), setting=moved)).chain.wanted is None
+
+
+def test_orders_that_failed_are_remembered():
+    kept, broken = given("intrinsic"), replace(given("intrinsic"), measured_gain_ratio=0.0)
+    assert after(end_of(SAVED, orders=(kept, broken))).chain.orders == (broken,)
