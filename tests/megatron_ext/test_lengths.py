@@ -1,10 +1,13 @@
 """Samples of uneven lengths: padding costs, but counts for nothing."""
 
+import sys
+import tomllib
+
 import numpy as np
 import pytest
 import torch
 
-from trimtab.protocol import Hello, StepReport, job_from_dict
+from trimtab.protocol import Hello, StepReport, job_from_dict, layout_of
 from trimtab_megatron.data import SampleOrder, open_dataset
 from trimtab_megatron.identity import RankError
 
@@ -177,3 +180,23 @@ def test_a_stage_in_the_middle_learns_lengths_alone(monkeypatch):
 def test_samples_that_are_too_long_or_too_short_are_refused(monkeypatch, length, variable, message):
     with pytest.raises(RankError, match=message):
         dataset(monkeypatch, Counted(length, length, variable=variable)).microbatch(range(2))
+
+
+def test_the_example_has_many_short_samples_and_few_long_ones(pytestconfig, monkeypatch):
+    directory = pytestconfig.rootpath / "examples" / "uneven"
+    monkeypatch.syspath_prepend(directory)
+    monkeypatch.delitem(sys.modules, "library", raising=False)
+    job = job_from_dict(tomllib.loads((directory / "job.toml").read_text()))
+    assert layout_of(job).layers == (4, 4)
+    data = open_dataset(job)
+    assert data.variable_lengths
+    lengths = [length for first in range(0, 2000, 2) for length in data.microbatch(range(first, first + 2)).lengths]
+    median, most = np.median(lengths), max(lengths)
+    assert (most, median < 120) == (384, True)
+    assert np.mean(lengths) > 1.3 * median  # a long tail
+    # Of two replicas with 4 microbatches each, either one gets a fifth more in some steps.
+    longest = np.reshape(lengths, (-1, 4, 2, 2)).max(axis=3).sum(axis=1)
+    shares = longest[:, 0] / longest.sum(axis=1)
+    assert shares.min() < 0.4
+    assert shares.max() > 0.6
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.02)
