@@ -69,11 +69,11 @@ def plan(old: Sequence[Holder], new: Sequence[Holder]) -> list[Piece]:
     for rank, holder in enumerate(new):
         for shard in holder.shards:
             held = places.get((holder.tensor_rank, shard.name, shard.kind), [])
-            near = {source: part for source, replica, part in held if replica == holder.data_rank}
-            own = {rank: near[rank]} if rank in near else {}
-            everywhere = {source: part for source, _, part in held}
-            # The nearest that has all of it, so that of a thousand replicas only one is looked at.
-            sources = next((parts for parts in (own, near) if _covers(parts.values(), shard)), own | near | everywhere)
+            own = {source: part for source, _, part in held if source == rank}
+            near = own | {source: part for source, replica, part in held if replica == holder.data_rank}
+            # The nearest that have all of it, so that of a thousand replicas only one is looked at.
+            sources = next((parts for parts in (own, near) if _covers(parts.values(), shard)), None)
+            sources = sources or near | {source: part for source, _, part in held}
             pieces.extend(Piece(source, rank, part) for source, part in _cut(shard, sources))
     return sorted(pieces, key=lambda piece: (_round(piece.shard.name), piece.source, piece.target))
 
