@@ -149,6 +149,104 @@ def _device(rank, local, seconds):
     )
 
 
+def resumed(profile, *, first_step, start, restart_count, offset=0.0):
+    """The profile as a later attempt that began so many seconds after it, at a step; its losses are `offset` higher."""
+    part = profile.training
+    later = start - (first_step - 1) * STEP_SECONDS
+    kept, kept_stages = part.steps["step"] >= first_step, part.stages["step"] >= first_step
+    steps = {name: column[kept] for name, column in part.steps.items()}
+    steps |= {"time_seconds": steps["time_seconds"] + later, "loss": steps["loss"] + offset}
+    training = dataclasses.replace(
+        part,
+        start_seconds=part.start_seconds + start,
+        end_seconds=part.end_seconds + later,
+        steps=steps,
+        stages={name: column[kept_stages] for name, column in part.stages.items()},
+        events=(),
+    )
+    nodes = [
+        _moved(node, start, part.end_seconds + later + 1 - profile.start_seconds - start) for node in profile.nodes
+    ]
+    return dataclasses.replace(
+        profile,
+        start_seconds=profile.start_seconds + start,
+        end_seconds=part.end_seconds + later + 1,
+        restart_count=restart_count,
+        nodes=tuple(nodes),
+        training=training,
+    )
+
+
+def _moved(node, start, seconds):
+    devices = []
+    for device in node.devices:
+        kept = device.samples["time_seconds"] <= START_SECONDS + seconds
+        samples = {name: column[kept] for name, column in device.samples.items()}
+        samples["time_seconds"] = samples["time_seconds"] + start
+        devices.append(dataclasses.replace(device, samples=samples))
+    return dataclasses.replace(
+        node,
+        start_seconds=node.start_seconds + start,
+        end_seconds=node.start_seconds + start + seconds,
+        devices=tuple(devices),
+        events=(),
+    )
+
+
+def until(profile, last_step, exit_code, outcome):
+    """The profile as if it had ended with a step."""
+    part = profile.training
+    kept, kept_stages = part.steps["step"] <= last_step, part.stages["step"] <= last_step
+    steps = {name: column[kept] for name, column in part.steps.items()}
+    end = float(steps["time_seconds"][-1]) + 2
+    training = dataclasses.replace(
+        part,
+        end_seconds=end - 1,
+        attributes=part.attributes | {"exit_code": exit_code, "outcome": outcome},
+        steps=steps,
+        stages={name: column[kept_stages] for name, column in part.stages.items()},
+    )
+    nodes = [_moved(node, 0.0, end - profile.start_seconds) for node in profile.nodes]
+    return dataclasses.replace(profile, end_seconds=end, nodes=tuple(nodes), training=training)
+
+
+def trimmed(profile, *, step, factor=0.8):
+    """The profile as if a layer had moved from the last stage to the first before a step, and an order had said so."""
+    part = profile.training
+    after, after_stages = part.steps["step"] >= step, part.stages["step"] >= step
+    duration = np.where(after, STEP_SECONDS * factor, STEP_SECONDS)
+    stages = dict(part.stages)
+    moved = np.where(stages["stage"] == 0, LAYER_SECONDS, -LAYER_SECONDS) * after_stages
+    stages["forward_seconds"] = stages["forward_seconds"] + moved / 3
+    stages["backward_seconds"] = stages["backward_seconds"] + moved * 2 / 3
+    settings = {
+        "step": np.array([int(part.steps["step"][0]), step]),
+        "layout": np.array(["Etttt|ttttL", "Ettttt|tttL"]),
+        "microbatches": np.array(["8", "8"]),
+        "recomputed_layers": np.array(["0|0", "0|1"]),
+    }
+    orders = {
+        "number": np.array([1, 2]),
+        "step": np.array([step, step + 5]),
+        "time_seconds": np.array([START_SECONDS + 30, START_SECONDS + 40]),
+        "kind": np.array(["move layers", "move microbatches"]),
+        "before": np.array(["4|4", "8"]),
+        "after": np.array(["5|3", ""]),
+        "reason": np.array(["stage 1 takes 17.2% longer than the median stage", "there is one replica"]),
+        "before_seconds": np.array([1.5, np.nan]),
+        "predicted_seconds": np.array([1.18, np.nan]),
+        "measured_seconds": np.array([1.2, np.nan]),
+        "cost_seconds": np.array([0.25, np.nan]),
+        "moved_bytes": np.array([3.0 * 2**20, np.nan]),
+        "outcome": np.array(["carried out", "refused: 8 microbatches do not fit"]),
+    }
+    return change(
+        profile,
+        steps={"duration_seconds": duration},
+        training={"stages": stages, "settings": settings, "orders": orders},
+    )
+
+
 def change(profile, *, training=None, attributes=None, steps=None, **fields):
     """The profile with other fields; `training`, `attributes` and `steps` change what is inside its training part."""
     part = profile.training
@@ -166,11 +264,14 @@ def change(profile, *, training=None, attributes=None, steps=None, **fields):
 
 @pytest.fixture
 def profiles():
-    """`make(...)` makes a profile, `change(profile, ...)` another from it."""
+    """`make(...)` makes a profile, the others another from it."""
 
     class Profiles:
         make = staticmethod(make_profile)
         change = staticmethod(change)
+        resumed = staticmethod(resumed)
+        trimmed = staticmethod(trimmed)
+        until = staticmethod(until)
 
     return Profiles
 

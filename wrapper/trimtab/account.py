@@ -26,7 +26,7 @@ from trimtab.protocol import (
     job_from_json,
     setting_from,
 )
-from trimtab.wording import data_size, duration
+from trimtab.wording import data_size, duration, number_spans
 from trimtab_slurm.contents import Column, Event, Profile, Table, TrainingProfile
 from trimtab_slurm.devices.cpu import task_uuid
 
@@ -285,7 +285,7 @@ def _ranks_table(hellos: Sequence[Hello]) -> Table:
         "tensor_rank": _whole(hello.tensor_rank for hello in hellos),
         "pipeline_rank": _whole(hello.pipeline_rank for hello in hellos),
         "data_rank": _whole(hello.data_rank for hello in hellos),
-        "layers": _text(_spans(hello.layers) for hello in hellos),
+        "layers": _text(number_spans(hello.layers) for hello in hellos),
         "parameters": _whole(hello.parameters for hello in hellos),
     }
 
@@ -325,17 +325,6 @@ def _checkpoints_table(saves: Sequence[tuple[float, Saved]]) -> Table:
         "size_bytes": _whole(saved.size_bytes for _, saved in saves),
         "directory": _text(saved.directory for _, saved in saves),
     }
-
-
-def _spans(layers: Sequence[int]) -> str:
-    """(0, 1, 2, 5) -> "0-2,5"."""
-    spans: list[list[int]] = []
-    for layer in sorted(layers):
-        if spans and layer == spans[-1][-1] + 1:
-            spans[-1][1:] = [layer]
-        else:
-            spans.append([layer])
-    return ",".join("-".join(map(str, span)) for span in spans)
 
 
 def _whole(values: Iterable[int]) -> Column:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import markupsafe
 from markupsafe import Markup
 
 from trimtab import wording
@@ -36,6 +37,7 @@ def render(
         name: getattr(wording, name)
         for name in ("percent", "milliseconds", "duration", "data_size", "count", "moment", "clock", "plural", "watts")
     }
+    environment.filters["lines"] = lambda text: markupsafe.escape(wording.plain_lines(text))
     return environment.get_template(template).render(
         style=Markup("\n".join(styles)),
         scripts=[Markup(script) for script in scripts],

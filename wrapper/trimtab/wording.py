@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 ABSENT = "-"
@@ -21,6 +22,12 @@ def plain(text: str, limit: int = 2000) -> str:
     spaced = "".join(" " if unicodedata.category(letter)[0] in "CZ" else letter for letter in visible)
     line = " ".join(spaced.split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def plain_lines(text: str) -> str:
+    """As `plain`, but with its lines, and what each is indented by."""
+    lines = _ESCAPE_SEQUENCES.sub("", text).expandtabs(4).splitlines()
+    return "\n".join(" " * (len(line) - len(line.lstrip(" "))) + plain(line) for line in lines)
 
 
 def percent(ratio: float | None) -> str:
@@ -90,6 +97,23 @@ def clock(seconds: float) -> str:
 def plural(number: int, noun: str) -> str:
     """(1, "step") -> "1 step"; (2, "step") -> "2 steps"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+def number_spans(numbers: Iterable[int]) -> str:
+    """(0, 1, 2, 5) -> "0-2,5"."""
+    spans: list[tuple[int, int]] = []
+    for number in sorted(numbers):
+        if spans and number <= spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], number
+        else:
+            spans.append((number, number))
+    return span_list(spans, len(spans))
+
+
+def span_list(spans: Sequence[tuple[int, int]], limit: int = 8) -> str:
+    """((0, 2), (5, 5)) -> "0-2,5"; the first `limit`, and how many more there are."""
+    shown = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in spans[:limit])
+    return shown if len(spans) <= limit else f"{shown} and {len(spans) - limit:,} more"
 
 
 def listed(names: list[str], limit: int = 8) -> str:

@@ -28,6 +28,10 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
                 f"Find the cause of the failure first: {summary.outcome.sentence}. The whole error is in the job's "
                 "output.",
             )
+        case "stopped", _ if summary.attempt_number < len(summary.attempts):
+            yield Finding(
+                "stopped", f"Nothing to do: attempt {summary.attempt_number + 1} went on from what was saved."
+            )
         case "stopped", _:
             yield Finding("stopped", "Progress was saved. Submit or requeue the job, and it goes on from there.")
 

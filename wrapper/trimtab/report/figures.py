@@ -5,10 +5,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from trimtab.report.summary import Device, Event, Stage, Summary, Training
+from trimtab.report.orders import step_range
+from trimtab.report.summary import Device, Event, Stage, Training
 from trimtab.wording import count, duration, milliseconds, percent, plural, real
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Share:
+    """A part of a step's time."""
+
+    key: str
+    name: str
+    ratio: float
 
 
 @dataclass(frozen=True)
@@ -22,20 +32,25 @@ class Figure:
 
 
 def key_figures(training: Training) -> Iterator[Figure]:
-    """The figures that a report begins with; those that were not measured are left out."""
+    """The figures that a report begins with; those that were not measured are left out.
+
+    Of a run whose setting changed, those that depend on it are of the latest one, and say of which steps.
+    """
+    current, changed = training.settings[training.setting], len(training.settings) > 1
+    since = f" of {step_range(current)}" if changed else ""
     if imbalance := training.imbalance:
         slowest = f"stage {imbalance.stage}" + (f" of replica {imbalance.replica}" if training.data > 1 else "")
-        note = f"{slowest} is the slowest; the trigger is {imbalance.trigger_ratio:.0%}"
+        window = f"; of steps {training.window_first_step}-{training.window_last_step}"
+        note = f"{slowest} is the slowest; the trigger is {imbalance.trigger_ratio:.0%}{window}"
         yield Figure("Imbalance", percent(imbalance.ratio), "", note)
     if cost := training.cost:
-        note = (
-            f"{cost.imbalance_device_hours:,.3g} device-hours, {percent(cost.imbalance_ratio)} of the steps; estimated"
-        )
+        of = step_range(current) if changed else "the steps"
+        note = f"{cost.imbalance_device_hours:,.3g} device-hours, {percent(cost.imbalance_ratio)} of {of}; estimated"
         yield Figure("Cost of imbalance", duration(cost.imbalance_seconds), "", note)
     if training.tokens_per_second is not None:
-        note = f"median; {count(training.tokens)} tokens in all"
+        note = f"median{since}; {count(training.tokens)} tokens in all"
         yield Figure("Throughput", count(training.tokens_per_second), "tokens/s", note)
-        yield Figure("Step time", milliseconds(training.step_seconds), "ms", "median")
+        yield Figure("Step time", milliseconds(training.step_seconds), "ms", f"median{since}")
     if training.first_loss is not None:
         at = f" (at step {training.last_loss_step})" if training.last_loss_step != training.last_step else ""
         yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} at first")
@@ -43,30 +58,10 @@ def key_figures(training: Training) -> Iterator[Figure]:
     yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{resumed}")
 
 
-def place_in_chain(summary: Summary) -> str:
-    """Which of the job's attempts this is, and how the one before it ended; empty where there was none."""
-    if summary.attempt_number < 2:
-        return ""
-    number = f"attempt {summary.attempt_number}"
-    if not summary.attempts:
-        return f"{number}; the one before is in {summary.previous}"
-    before = summary.attempts[summary.attempt_number - 2]
-    return f"{number} of {len(summary.attempts)}; the one before {before.state}: {before.sentence}"
-
-
 def shape(training: Training) -> str:
     """How the model was spread."""
     spread = f"TP{training.tensor} × PP{training.pipeline} × DP{training.data}"
     return f"{spread}, {plural(training.ranks, 'rank')}"
-
-
-@dataclass(frozen=True)
-class Share:
-    """A part of a step's time."""
-
-    key: str
-    name: str
-    ratio: float
 
 
 def step_shares(training: Training) -> tuple[Share, ...]:
@@ -128,4 +123,4 @@ def gravest_first(event: Event) -> float:
     routine |= event.kind == "sampler" and event.text.startswith(("started", "stopped"))
     if routine:
         return 2.0
-    return float(event.kind not in ("fault", "xid", "failed"))
+    return float(event.kind not in ("fault", "xid", "failed", "hang"))

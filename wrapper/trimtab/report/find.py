@@ -9,7 +9,9 @@ from pathlib import Path
 
 from trimtab import places
 from trimtab.recorder import recover
-from trimtab.report.summarize import outcome, summarize
+from trimtab.report.advice import findings
+from trimtab.report.chain import Run, linked, run_of
+from trimtab.report.summarize import outcome, shape_name, summarize
 from trimtab.report.summary import Attempt, Summary
 from trimtab_slurm import collect, merging, profile, settings
 from trimtab_slurm.contents import Profile, ProfileError
@@ -55,13 +57,14 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
         others = f"; of an earlier job of this id, name the file: {', '.join(map(str, earlier))}" if earlier else ""
         raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all{others}")
     wanted = {file: _read(file) for file in chosen}
-    chain = _chain(files)
-    return [
-        replace(
-            recorded, summary=replace(recorded.summary, attempts=chain, attempt_number=files.index(recorded.file) + 1)
-        )
-        for recorded in wanted.values()
-    ]
+    attempts, chain = linked(*_attempts(files))
+
+    def placed(recorded: Recorded) -> Recorded:
+        number = files.index(recorded.file) + 1
+        summary = replace(recorded.summary, attempts=attempts, chain=chain, attempt_number=number)
+        return replace(recorded, summary=replace(summary, findings=findings(summary)))
+
+    return [placed(recorded) for recorded in wanted.values()]
 
 
 def _files(job_id: int, profiles: Path | None) -> tuple[list[Path], list[Path]]:
@@ -130,15 +133,30 @@ def _opened(file: Path) -> Iterator[Profile]:
         raise ReportError(str(error)) from error
 
 
-def _chain(files: Sequence[Path]) -> tuple[Attempt, ...]:
-    """All attempts in short. One that cannot be read does not hide the others."""
-    chain = []
+def _attempts(files: Sequence[Path]) -> tuple[list[Attempt], list[Run | None]]:
+    """All attempts in short, and the steps of each. One that cannot be read does not hide the others."""
+    attempts: list[Attempt] = []
+    runs: list[Run | None] = []
     for number, file in enumerate(files, start=1):
         try:
             with _opened(file) as found:
-                seconds, end = found.end_seconds - found.start_seconds, outcome(found)
+                attempt, run = _attempt(number, file, found), run_of(found.training) if found.training else None
         except ReportError as error:
-            chain.append(Attempt(number, None, None, "damaged", str(error), str(file)))
-        else:
-            chain.append(Attempt(number, found.start_seconds, seconds, end.state, end.sentence, str(file)))
-    return tuple(chain)
+            attempt, run = Attempt(number, None, None, "damaged", str(error), str(file)), None
+        attempts.append(attempt)
+        runs.append(run)
+    return attempts, runs
+
+
+def _attempt(number: int, file: Path, found: Profile) -> Attempt:
+    end = outcome(found)
+    return Attempt(
+        number=number,
+        start_seconds=found.start_seconds,
+        duration_seconds=found.end_seconds - found.start_seconds,
+        state=end.state,
+        sentence=end.sentence,
+        file=str(file),
+        nodes=found.expected_nodes,
+        shape=shape_name(found.training) if found.training else "",
+    )

@@ -48,11 +48,33 @@ function stageColor(index, count) {
   return `hsl(${hue}, ${saturation}%, ${light}%)`;
 }
 
+// A line across the chart at each place, with a short label at its top.
+function marked(places, paint = color("muted")) {
+  return {
+    shapes: places.map(({ x }) => ({
+      type: "line", x0: x, x1: x, yref: "paper", y0: 0, y1: 1, line: { color: paint, width: 1.5, dash: "dot" },
+    })),
+    annotations: places.map(({ x, label }) => ({
+      x, xanchor: "left", xshift: 2, yref: "paper", y: 1, yanchor: "top", text: label, showarrow: false,
+      font: { size: 11, color: color("text") }, bgcolor: color("surface"), borderpad: 2,
+    })),
+  };
+}
+
+// A step is drawn at its number: what began with it began before it.
+function changes() {
+  return marked(data.marks.map(({ label, step }) => ({ x: step - 0.5, label })));
+}
+
 // Of few steps the axis would name fractions, rounded to the same number twice.
 function stepAxis(lines, more) {
   const drawn = lines.flatMap((one) => [one.x[0], one.x[one.x.length - 1]]);
   const few = Math.max(...drawn) - Math.min(...drawn) < 8;
   return axis({ title: { text: "step", standoff: 6 }, tickformat: ",d", ...(few ? { dtick: 1 } : {}), ...more });
+}
+
+function isoTime(seconds) {
+  return new Date(seconds * 1000).toISOString().slice(0, 23);
 }
 
 const drawings = {
@@ -63,7 +85,7 @@ const drawings = {
       })),
       layout: layout(320, {
         xaxis: stepAxis(lines), yaxis: axis({ title: { text: "ms a step", standoff: 8 }, rangemode: "tozero" }),
-        showlegend: lines.length <= 16,
+        showlegend: lines.length <= 16, ...changes(),
       }),
     };
   },
@@ -76,10 +98,31 @@ const drawings = {
       })),
       layout: layout(320, {
         xaxis: stepAxis(lines), yaxis: axis({ ticksuffix: "%", rangemode: "tozero" }),
+        annotations: changes().annotations,
         shapes: [{
           type: "line", xref: "paper", x0: 0, x1: 1, y0: trigger, y1: trigger,
           line: { color: color("bad"), width: 1.5, dash: "dash" },
-        }],
+        }, ...changes().shapes],
+      }),
+    };
+  },
+
+  chain({ loss, repeated, resumed }) {
+    const drawn = (curve) => ({ name: "loss", x: curve.step, y: curve.loss });
+    return {
+      data: [
+        line(drawn(loss), color("series-0"), { hovertemplate: "%{y:.4f}" }),
+        ...repeated.map((curve, index) => line(
+          { ...drawn(curve), name: "taken again" }, color("series-1"),
+          {
+            line: { color: color("series-1"), width: 2.5, dash: "dot" }, legendgroup: "again", showlegend: !index,
+            hovertemplate: "%{y:.4f} in attempt " + curve.attempt + "<extra></extra>",
+          },
+        )),
+      ],
+      layout: layout(340, {
+        xaxis: stepAxis([drawn(loss)]), yaxis: axis({ title: { text: "loss", standoff: 8 } }),
+        ...marked(resumed.map(([attempt, step]) => ({ x: step - 0.5, label: "attempt " + attempt }))),
       }),
     };
   },
@@ -98,6 +141,7 @@ const drawings = {
         xaxis: stepAxis(lines, { anchor: both ? "y2" : "y" }),
         yaxis: upper ? axis({ title: { text: "loss", standoff: 8 }, domain: both ? [0.46, 1] : [0, 1] }) : rate,
         ...(both ? { yaxis2: Object.assign(rate, { domain: [0, 0.38] }) } : {}),
+        ...changes(),
       }),
     };
   },
@@ -107,7 +151,7 @@ const drawings = {
     const small = labels.length <= 40;
     return {
       data: [{
-        type: "heatmap", x: times.map((seconds) => new Date(seconds * 1000).toISOString().slice(0, 23)), y: labels,
+        type: "heatmap", x: times.map(isoTime), y: labels,
         z: ratios, zmin: 0, zmax: most, xgap: 0, ygap: small ? 2 : 0, hoverongaps: false,
         colorscale: [[0, color("heat-low")], [0.5, color("heat-middle")], [1, color("heat-high")]],
         colorbar: narrow.matches
@@ -120,6 +164,7 @@ const drawings = {
         xaxis: axis({ type: "date", showgrid: false, title: { text: narrow.matches ? "" : "UTC", standoff: 6 }, tickangle: 0, nticks: narrow.matches ? 4 : 0 }),
         yaxis: axis({ type: "category", autorange: "reversed", showgrid: false, fixedrange: true, ticklen: 4 }),
         margin: { l: 48, r: 12, t: narrow.matches ? 40 : 12, b: 40 },
+        ...marked(data.marks.map(({ label, time_seconds: seconds }) => ({ x: isoTime(seconds), label })), color("attention")),
       }),
     };
   },

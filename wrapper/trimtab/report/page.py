@@ -8,6 +8,7 @@ from typing import Any
 
 from trimtab import document, wording
 from trimtab.report import series
+from trimtab.report.attempts import attempt_details, chain_sentences, goodput_shares, place_in_chain, steps_of
 from trimtab.report.figures import (
     chosen,
     device_name,
@@ -16,17 +17,19 @@ from trimtab.report.figures import (
     key_figures,
     least_used_first,
     models,
-    place_in_chain,
     shape,
     slowest_first,
     step_shares,
 )
 from trimtab.report.find import Recorded
+from trimtab.report.orders import changes, counts, settings_compared, step_range, worth
 from trimtab.report.summary import Device, Rank, Summary
 from trimtab_slurm.contents import Profile
 
 MOST_ROWS = 2_000
 """Of a table: with more the page would open slowly; --json has all."""
+MOST_STACKS = 64
+"""Places at which ranks hung: the first are those of the fewest ranks."""
 
 
 def write(path: Path, recorded: Recorded) -> None:
@@ -58,6 +61,19 @@ def render(profile: Profile, summary: Summary) -> str:
         shares=step_shares(summary.training) if summary.training else (),
         shape=shape,
         place=place_in_chain(summary),
+        orders=(summary.training.orders if summary.training else ())[-MOST_ROWS:],
+        settings=list(enumerate(summary.training.settings, start=1))[-MOST_ROWS:] if summary.training else [],
+        compared=settings_compared(summary.training) if summary.training else "",
+        changes=changes,
+        worth=worth,
+        step_range=step_range,
+        counts=counts,
+        stacks=(summary.training.stacks if summary.training else ())[:MOST_STACKS],
+        number_spans=wording.number_spans,
+        chain_told=tuple(chain_sentences(summary)),
+        chain_shares=goodput_shares(summary.chain.goodput) if summary.chain else (),
+        steps_of=steps_of,
+        attempt_details=attempt_details,
         holds=holds,
         device_name=device_name,
         stages=chosen(stages, slowest_first, MOST_ROWS),
@@ -93,7 +109,8 @@ def _device_rows(summary: Summary) -> Iterator[DeviceRow]:
 
 def _charts(profile: Profile, summary: Summary) -> dict[str, Any]:
     """What the charts draw; a chart that would be empty is None."""
-    charts: dict[str, Any] = {"stages": None, "loss": None, "imbalance": None, "devices": None}
+    charts: dict[str, Any] = dict.fromkeys(("stages", "loss", "imbalance", "devices", "chain"))
+    charts["marks"] = [asdict(mark) for mark in series.marks(profile.training)] if profile.training else []
     training = profile.training
     if training and summary.training and summary.training.measured_steps:
         window = int(training.attributes["window_steps"])
@@ -104,6 +121,12 @@ def _charts(profile: Profile, summary: Summary) -> dict[str, Any]:
             charts["imbalance"] = {"lines": _lines(imbalance), "trigger_percent": trigger}
     if heat := series.heat_map(profile, summary):
         charts["devices"] = asdict(heat) | {"labels": [_label(label) for label in heat.labels]}
+    if (chain := summary.chain) and any(value is not None for value in chain.loss.loss):
+        charts["chain"] = {
+            "loss": asdict(chain.loss),
+            "repeated": [asdict(curve) for curve in chain.repeated],
+            "resumed": chain.resumed_steps,
+        }
     return charts
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.report.spans import spans
 from trimtab.report.stages import Floats, imbalance_by_step, stage_matrix
 from trimtab.report.summary import Device, Summary
 from trimtab_slurm.contents import Profile, TrainingProfile
@@ -20,6 +21,7 @@ LONGEST_PERIODS = 1.25
 MOST_POINTS = 2_000
 """Of one line."""
 MOST_POINTS_OF_A_CHART = 60_000
+MOST_MARKS = 40
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,17 @@ class Line:
     x: tuple[float, ...]
     y: tuple[float | None, ...]
     """None: a gap."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Where another setting began."""
+
+    label: str
+    """Its place among the settings, from 1."""
+    step: int
+    time_seconds: float
+    """UTC, when its first step began."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,10 @@ def throughput_line(training: TrainingProfile) -> Line:
 
 
 def imbalance_lines(training: TrainingProfile, window_steps: int) -> tuple[Line, ...]:
-    """The imbalance of each step, and that of the window which ends at each step, in percent."""
+    """The imbalance of each step, and that of the window which ends at each step, in percent.
+
+    No window reaches back over a change of setting.
+    """
     matrix = stage_matrix(training)
     if len(matrix.places) < 2:
         return ()
@@ -84,9 +100,25 @@ def imbalance_lines(training: TrainingProfile, window_steps: int) -> tuple[Line,
     each = thinned("each step", steps, imbalance_by_step(complete) * 100)
     # A window at every step costs window x places each: at the points drawn is enough.
     ends = np.unique(np.linspace(0, len(steps) - 1, MOST_POINTS).astype(np.intp)) if len(steps) else ()
-    medians = [np.median(complete[max(0, end + 1 - window_steps) : end + 1], axis=0) for end in ends]
+    firsts = np.searchsorted(steps, [span.first_step for span in spans(training)])
+    begins = firsts[np.maximum(np.searchsorted(firsts, ends, side="right") - 1, 0)]
+    medians = [
+        np.median(complete[max(min(begin, end), end + 1 - window_steps) : end + 1], axis=0)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
     windows = imbalance_by_step(np.reshape(medians, (len(medians), len(matrix.places)))) * 100
     return each, Line(f"last {window_steps} steps", tuple(steps[list(ends)].tolist()), _values(windows))
+
+
+def marks(training: TrainingProfile) -> tuple[Mark, ...]:
+    """Of every setting but the first that has a step; of very many, the latest."""
+    steps, found = training.steps, []
+    for number, span in enumerate(spans(training), start=1):
+        if number > 1 and len(span.rows):
+            row = span.rows[0]
+            begun = float(steps["time_seconds"][row]) - float(steps["duration_seconds"][row])
+            found.append(Mark(str(number), int(steps["step"][row]), begun))
+    return tuple(found[-MOST_MARKS:])
 
 
 def heat_map(profile: Profile, summary: Summary) -> HeatMap | None:

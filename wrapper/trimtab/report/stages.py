@@ -1,6 +1,6 @@
 """The stages' compute as a matrix, and what imbalance costs a pipeline: the report's formulas. Pure.
 
-Shapes: S steps, P places (a place is one stage of one replica).
+Shapes: S steps, P places (a place is one stage of one replica), R replicas.
 """
 
 from dataclasses import dataclass
@@ -81,22 +81,23 @@ class StepTimes:
 
 
 def step_times(compute_seconds: Floats, places: tuple[tuple[int, int], ...], passes: Floats) -> StepTimes:
-    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete; `passes` is [S].
+    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete; `passes` is [S, R].
 
     With `passes` microbatches (times model chunks a stage) and stage compute C_s a step, a pipeline takes
     max(C) + (sum(C) - max(C)) / passes: its slowest stage works through all passes, and the others add one pass each
     to fill and drain it (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters",
     section 2.2, for even stages). Replicas meet at the end of a step, so the longest counts. An even pipeline has
-    C_s = mean(C) everywhere; what the real one takes longer is the cost of imbalance. Communication is left out.
+    C_s = mean(C) everywhere, and as many passes in each replica; what the real one takes longer is the cost of
+    imbalance. Communication is left out.
     """
     replicas = np.array([replica for replica, _ in places])
     pipelines = []
     for replica in np.unique(replicas):
         own = compute_seconds[:, replicas == replica]
         slowest = own.max(axis=1)
-        pipelines.append(slowest + (own.sum(axis=1) - slowest) / passes)
+        pipelines.append(slowest + (own.sum(axis=1) - slowest) / passes[:, replica])
     stages = len(places) // len(pipelines)
     mean = compute_seconds.mean(axis=1)
-    fill = mean * (stages - 1) / passes
+    fill = mean * (stages - 1) / passes.mean(axis=1)
     # An even pipeline is never the longer one; the maximum only removes the rounding error of equal stages.
     return StepTimes(mean, fill, np.maximum(np.max(pipelines, axis=0) - mean - fill, 0.0))

@@ -1,36 +1,25 @@
 """Profile -> Summary. Pure."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from trimtab.balance.detect import imbalance_ratio
 from trimtab.outcome import ExitCode
 from trimtab.report.advice import findings
 from trimtab.report.devices import device_warnings, devices
-from trimtab.report.gaps import median, most
-from trimtab.report.stages import Floats, Rows, StageMatrix, StepTimes, stage_matrix, step_times
-from trimtab.report.summary import (
-    SCHEMA,
-    Cost,
-    Event,
-    Imbalance,
-    Outcome,
-    Rank,
-    Stage,
-    StepShares,
-    Summary,
-    Training,
-)
-from trimtab.wording import listed, plural
-from trimtab_slurm.contents import Profile, TrainingProfile
+from trimtab.report.gaps import missing_spans
+from trimtab.report.summary import SCHEMA, Event, Outcome, Rank, Summary, Training
+from trimtab.report.training import training_figures
+from trimtab.stacks import EVENT_KIND as STACK
+from trimtab.wording import listed, plural, span_list
+from trimtab_slurm.contents import Column, Profile, TrainingProfile
 
 
 def summarize(profile: Profile) -> Summary:
     """The figures of one attempt."""
-    ranks = _ranks(profile.training)
+    training = training_figures(profile.training) if profile.training else None
+    ranks = tuple(_ranks(profile.training, training)) if profile.training and training else ()
     summary = Summary(
         schema=SCHEMA,
         cluster=profile.cluster,
@@ -41,7 +30,7 @@ def summarize(profile: Profile) -> Summary:
         end_seconds=profile.end_seconds,
         duration_seconds=max(0.0, profile.end_seconds - profile.start_seconds),
         outcome=outcome(profile),
-        training=_training(profile.training) if profile.training else None,
+        training=training,
         devices=devices(profile, ranks),
         ranks=ranks,
         expected_nodes=profile.expected_nodes,
@@ -67,115 +56,20 @@ def outcome(profile: Profile) -> Outcome:
     return Outcome(states.get(exit_code, "failed"), str(attributes["outcome"]), exit_code)
 
 
-def _training(training: TrainingProfile) -> Training:
-    attributes, steps = training.attributes, training.steps
-    number, ranks = steps["step"], len(training.ranks["rank"])
-    duration = np.asarray(steps["duration_seconds"], dtype=np.float64)
-    tokens = np.asarray(steps["tokens"], dtype=np.float64)
-    loss = np.asarray(steps["loss"], dtype=np.float64)
-    has_loss = np.flatnonzero(np.isfinite(loss))
-    matrix = stage_matrix(training)
-    window_steps = int(attributes["window_steps"])
-    # Failed jobs end on a step that some stages never reported: the window is the last steps that all have.
-    whole = np.flatnonzero(matrix.complete & (duration > 0))
-    window = whole[-window_steps:]
-    stages = _stages(training, matrix, window, duration)
-    job = json.loads(str(attributes["job"]))
-    virtual = int(job["parallel"]["virtual"])
-    passes = _passes(training, virtual)
-
-    def times(rows: Rows) -> StepTimes:
-        return step_times(matrix.compute_seconds[rows], matrix.places, passes[rows])
-
-    return Training(
-        tensor=int(attributes["tensor"]),
-        pipeline=int(attributes["pipeline"]),
-        data=int(attributes["data"]),
-        ranks=ranks,
-        duration_seconds=max(0.0, training.end_seconds - training.start_seconds),
-        first_step=int(number[0]) if len(number) else None,
-        last_step=int(number[-1]) if len(number) else None,
-        measured_steps=len(number),
-        planned_steps=int(job["train"]["steps"]),
-        first_loss=float(loss[has_loss[0]]) if len(has_loss) else None,
-        last_loss=float(loss[has_loss[-1]]) if len(has_loss) else None,
-        last_loss_step=int(number[has_loss[-1]]) if len(has_loss) else None,
-        tokens=int(np.nansum(tokens)),
-        tokens_per_second=median(tokens[duration > 0] / duration[duration > 0]),
-        step_seconds=median(duration),
-        window_steps=len(window),
-        own_model=bool(job["model"]["provider"]),
-        virtual=virtual,
-        stages=stages,
-        imbalance=_imbalance(stages, float(attributes["trigger_ratio"]), len(window)),
-        shares=_shares(times(window), duration[window]) if len(window) else None,
-        cost=_cost(times(whole), duration[whole], ranks) if len(whole) and len(stages) > 1 else None,
-    )
+def shape_name(training: TrainingProfile) -> str:
+    """How the model was spread: "TP2 × PP4 × DP1"."""
+    tensor, pipeline, data = (int(training.attributes[name]) for name in ("tensor", "pipeline", "data"))
+    return f"TP{tensor} × PP{pipeline} × DP{data}"
 
 
-def _stages(
-    training: TrainingProfile, matrix: StageMatrix, window: Rows, duration_seconds: Floats
-) -> tuple[Stage, ...]:
-    pipeline = int(training.attributes["pipeline"])
-    table, ranks = training.stages, training.ranks
-    layers = dict(zip(ranks["pipeline_rank"].tolist(), ranks["layers"].tolist(), strict=True))
-    stages = []
-    for column, (replica, stage) in enumerate(matrix.places):
-        compute = matrix.compute_seconds[window, column]
-        own = (table["replica"] == replica) & (table["stage"] == stage)
-        stages.append(
-            Stage(
-                replica=replica,
-                stage=stage,
-                layers=str(layers.get(stage, "")),
-                embedding=stage == 0,
-                head=stage == pipeline - 1,
-                forward_seconds=median(matrix.forward_seconds[window, column]),
-                backward_seconds=median(matrix.backward_seconds[window, column]),
-                compute_seconds=median(compute),
-                not_computing_ratio=median(np.clip(1 - compute / duration_seconds[window], 0, 1)),
-                peak_memory_bytes=most(np.asarray(table["peak_memory_bytes"], dtype=np.float64)[own]),
-            )
-        )
-    return tuple(stages)
-
-
-def _imbalance(stages: tuple[Stage, ...], trigger_ratio: float, measured_steps: int) -> Imbalance | None:
-    seconds = [stage.compute_seconds or 0.0 for stage in stages]
-    if len(seconds) < 2 or np.median(seconds) <= 0:
-        return None
-    slowest = stages[int(np.argmax(seconds))]
-    ratio = imbalance_ratio(seconds)
-    return Imbalance(ratio, slowest.replica, slowest.stage, trigger_ratio, ratio >= trigger_ratio, measured_steps)
-
-
-def _passes(training: TrainingProfile, virtual: int) -> Floats:
-    """[S] microbatches of a replica times model chunks of a stage."""
-    steps = training.steps
-    samples = np.asarray(steps["global_batch_size"], dtype=np.float64) / int(training.attributes["data"])
-    return np.maximum(1.0, samples / np.asarray(steps["microbatch_size"], dtype=np.float64)) * virtual
-
-
-def _shares(times: StepTimes, duration_seconds: Floats) -> StepShares:
-    parts = [float(part.sum()) for part in (times.compute_seconds, times.fill_seconds, times.imbalance_seconds)]
-    # Where the model's three parts exceed the step, they are shares of their own sum, and nothing is left over.
-    whole = max(float(duration_seconds.sum()), sum(parts))
-    compute, fill, imbalance = (part / whole for part in parts)
-    return StepShares(compute, fill, imbalance, max(0.0, 1 - compute - fill - imbalance))
-
-
-def _cost(times: StepTimes, duration_seconds: Floats, ranks: int) -> Cost:
-    seconds = float(times.imbalance_seconds.sum())
-    share = seconds / float(duration_seconds.sum())
-    return Cost(seconds, seconds * ranks / 3600, share, len(duration_seconds))
-
-
-def _ranks(training: TrainingProfile | None) -> tuple[Rank, ...]:
-    if training is None:
-        return ()
+def _ranks(training: TrainingProfile, figures: Training) -> Iterator[Rank]:
+    """With the layers that their stage holds now: the table has those that they began with."""
+    held = {stage.stage: stage.layers for stage in figures.stages}
     table = training.ranks
     keys = ("rank", "node", "device", "tensor_rank", "pipeline_rank", "data_rank", "layers", "parameters")
-    return tuple(Rank(*row) for row in zip(*(table[key].tolist() for key in keys), strict=True))
+    for row in zip(*(table[key].tolist() for key in keys), strict=True):
+        rank = Rank(*row)
+        yield replace(rank, layers=held.get(rank.pipeline_rank, rank.layers))
 
 
 def _events(profile: Profile) -> tuple[Event, ...]:
@@ -184,7 +78,8 @@ def _events(profile: Profile) -> tuple[Event, ...]:
     ]
     events += [Event(event.time_seconds, "profile", event.kind, event.text) for event in profile.events]
     if profile.training:
-        events += [Event(event.time_seconds, "training", event.kind, event.text) for event in profile.training.events]
+        told = (event for event in profile.training.events if event.kind != STACK)
+        events += [Event(event.time_seconds, "training", event.kind, event.text) for event in told]
     return tuple(sorted(events, key=lambda event: event.time_seconds))
 
 
@@ -192,6 +87,7 @@ def _training_warnings(training: TrainingProfile | None) -> Iterator[str]:
     if training is None:
         return
     loss, number = np.asarray(training.steps["loss"], dtype=np.float64), training.steps["step"]
+    yield from _step_warnings(number)
     if not len(number):
         yield "no step was completed"
     elif not np.isfinite(loss).any():
@@ -199,6 +95,15 @@ def _training_warnings(training: TrainingProfile | None) -> Iterator[str]:
     elif len(lost := np.flatnonzero(~np.isfinite(loss))):
         steps = plural(len(lost), "step")
         yield f"the loss is NaN, infinite or missing in {steps}, the first of them step {number[lost[0]]}"
+
+
+def _step_warnings(number: Column) -> Iterator[str]:
+    steps, times = np.unique(np.asarray(number, dtype=np.int64), return_counts=True)
+    if len(twice := steps[times > 1]):
+        yield f"{plural(len(twice), 'step')} recorded more than once, the first of them step {twice[0]}"
+    if missing := missing_spans(steps):
+        count = sum(last - first + 1 for first, last in missing)
+        yield f"{plural(count, 'step')} without a record: {span_list(missing)}"
 
 
 def _node_warnings(profile: Profile, summary: Summary) -> Iterator[str]:

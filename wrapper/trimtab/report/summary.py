@@ -69,13 +69,67 @@ class StepShares:
 
 @dataclass(frozen=True)
 class Cost:
-    """What imbalance cost over all measured steps, by the same model."""
+    """What imbalance cost over all steps of one setting, by the same model."""
 
     imbalance_seconds: float
     imbalance_device_hours: float
     imbalance_ratio: float
     """Of the duration of these steps."""
     measured_steps: int
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How layers, microbatches and recomputation were shared out over some steps, and what these steps took.
+
+    Times and ratios are medians over them.
+    """
+
+    first_step: int
+    last_step: int | None
+    """None: no step was measured under it."""
+    layers: tuple[int, ...]
+    """Of each model chunk; empty: not recorded."""
+    microbatches: tuple[int, ...]
+    """Of each replica; empty: not recorded."""
+    recomputed_layers: tuple[int, ...]
+    """Of each stage; empty: not recorded."""
+    measured_steps: int
+    step_seconds: float | None
+    tokens_per_second: float | None
+    imbalance_ratio: float | None
+    """Slowest stage over median stage - 1, from the stages' medians."""
+    cost: Cost | None
+
+
+@dataclass(frozen=True)
+class Order:
+    """What trimtab set out to change, and what became of it. Times of a step but for `cost_seconds`."""
+
+    number: int
+    step: int
+    """The first step that ran, or was to run, under it."""
+    time_seconds: float
+    kind: str
+    before: str
+    after: str
+    reason: str
+    before_seconds: float | None
+    predicted_seconds: float | None
+    measured_seconds: float | None
+    cost_seconds: float | None
+    """How long training stood still for it."""
+    moved_bytes: float | None
+    outcome: str
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Where ranks were in their program when they were asked."""
+
+    ranks: tuple[int, ...]
+    """All that were at the same place."""
+    text: str
 
 
 @dataclass(frozen=True)
@@ -97,12 +151,17 @@ class Training:
     last_loss_step: int | None
     """The last step with a finite loss."""
     tokens: int
+    setting: int
+    """The latest setting with a measured step, by its place in `settings`: speed, imbalance, shares and cost are of its
+    steps alone."""
     tokens_per_second: float | None
-    """Median over steps."""
+    """Median over its steps."""
     step_seconds: float | None
-    """Median over steps."""
+    """Median over its steps."""
     window_steps: int
-    """Length of the window: the figures of the stages are over the last so many steps that all stages reported."""
+    """Length of the window: the figures of the stages are over its last so many steps that all stages reported."""
+    window_first_step: int | None
+    window_last_step: int | None
     own_model: bool
     """Whether the model is the user's own, not the one that the job file describes."""
     virtual: int
@@ -111,6 +170,13 @@ class Training:
     imbalance: Imbalance | None
     shares: StepShares | None
     cost: Cost | None
+    settings: tuple[Setting, ...]
+    """In the order of their steps; at least one."""
+    orders: tuple[Order, ...]
+    checkpoints: int
+    """Saved in this attempt."""
+    stacks: tuple[Stack, ...]
+    """Of ranks that hung; the place where the fewest were comes first."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +232,9 @@ class Rank:
     pipeline_rank: int
     data_rank: int
     layers: str
+    """Under the latest setting."""
     parameters: int
+    """When it began."""
 
 
 @dataclass(frozen=True)
@@ -191,6 +259,66 @@ class Attempt:
     """As of an outcome; or damaged: its file cannot be read."""
     sentence: str
     file: str
+    nodes: tuple[str, ...] = ()
+    shape: str = ""
+    """TP, PP and DP; empty: no training is recorded."""
+    first_step: int | None = None
+    last_step: int | None = None
+    waited_seconds: float | None = None
+    """From the end of the attempt before it to its start; None of the first."""
+    repeated_steps: int = 0
+    """Steps of it that an earlier attempt had taken already."""
+    lost_steps: int = 0
+    """Steps of it that a later attempt took again: they were after the checkpoint that that one resumed from."""
+
+
+@dataclass(frozen=True)
+class Goodput:
+    """Where the wall time of a chain went, from the first start to the last end; in seconds."""
+
+    wall_seconds: float
+    useful_seconds: float
+    """Steps; of one that was taken more than once, the last time."""
+    repeated_seconds: float
+    """Steps that had to be taken again."""
+    saving_seconds: float
+    """Training stood still for a checkpoint."""
+    waiting_seconds: float
+    """Between attempts: in the queue."""
+    starting_seconds: float
+    """From the start of an attempt to its first step, and from its last step to its end; whole attempts without one."""
+    other_seconds: float
+    """The rest: between steps."""
+    ratio: float
+    """Useful time over wall time: the goodput."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Loss by step, in a bounded number of points."""
+
+    attempt: int
+    """Whose values these are; 0: each step's last ones, over all attempts."""
+    step: tuple[int, ...]
+    loss: tuple[float | None, ...]
+    """None: no finite value, or a step that is missing."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """All attempts of a job as one run."""
+
+    goodput: Goodput
+    loss: Curve
+    repeated: tuple[Curve, ...]
+    """Values that do not count, since the step was taken again."""
+    resumed_steps: tuple[tuple[int, int], ...]
+    """(attempt, the first step that it took), of all but the first."""
+    largest_loss_difference: float | None
+    """Of steps that were taken more than once: between the values of two attempts, as a fraction; None: there is none.
+    """
+    notes: tuple[str, ...]
+    """What is missing or twice, and what that does to the figures."""
 
 
 @dataclass(frozen=True)
@@ -226,6 +354,8 @@ class Summary:
     """At least one."""
     attempts: tuple[Attempt, ...] = ()
     """The chain that this attempt belongs to; empty where only a file was read."""
+    chain: Chain | None = None
+    """The chain as one run; None where only a file was read, or where there is one attempt."""
     attempt_number: int = 0
     """Its place in the chain, from 1; 0 where neither the chain nor the file says."""
     previous: str = ""

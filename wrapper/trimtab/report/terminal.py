@@ -8,7 +8,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.report.attempts import attempt_details, chain_sentences, goodput_shares, place_in_chain, steps_of
 from trimtab.report.figures import (
+    Share,
     chosen,
     device_name,
     gravest_first,
@@ -16,14 +18,25 @@ from trimtab.report.figures import (
     key_figures,
     least_used_first,
     models,
-    place_in_chain,
     shape,
     slowest_first,
     step_shares,
 )
-from trimtab.report.summary import Attempt, Device, Summary, Training
+from trimtab.report.orders import changes, counts, innermost, settings_compared, step_range, worth
+from trimtab.report.summary import Attempt, Device, Order, Stack, Summary, Training
 from trimtab.terminal import bullet, ruled_table, show_parts
-from trimtab.wording import clock, data_size, duration, milliseconds, moment, percent, plain, plural, watts
+from trimtab.wording import (
+    clock,
+    data_size,
+    duration,
+    milliseconds,
+    moment,
+    number_spans,
+    percent,
+    plain,
+    plural,
+    watts,
+)
 
 MOST_ROWS = 32
 """Of a table; of longer ones the rows that matter are shown, and how many are left out is said."""
@@ -40,16 +53,27 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _section("What to change", [bullet(finding.text) for finding in summary.findings])
     yield from _section("Warnings", [bullet(warning, "yellow") for warning in summary.warnings])
     training = summary.training
+    if training and training.orders:
+        yield from _section("What trimtab did", [_orders(training.orders)])
+    if training and len(training.settings) > 1:
+        compared = settings_compared(training)
+        yield from _section("Settings", [*([Text(compared)] if compared else []), _settings(training)])
     if training and training.stages:
         yield from _section(_stages_title(training), [_stages(training)])
     if training and training.shares:
-        yield from _section("Where the time of a step went", [_shares(training)])
+        yield from _section("Where the time of a step went", [_shares(step_shares(training))])
     if summary.devices:
         yield from _section(_devices_title(summary.devices), [_devices(summary.devices, bool(summary.ranks))])
     if summary.events:
         yield from _section("Events", [_events(summary)])
+    if training and training.stacks:
+        yield from _section("Where the ranks were when they hung", [_stacks(training.stacks)])
     if len(summary.attempts) > 1:
-        yield from _section("Attempts", [_attempts(summary.attempts, summary.attempt_number)])
+        told = [bullet(sentence) for sentence in chain_sentences(summary)]
+        yield from _section("Attempts", [_attempts(summary.attempts, summary.attempt_number), *told])
+    if summary.chain:
+        shares = goodput_shares(summary.chain.goodput)
+        yield from _section("Where the time of the attempts went", [_shares(shares)])
 
 
 def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[RenderableType]:
@@ -118,11 +142,11 @@ def _stages(training: Training) -> RenderableType:
     return table
 
 
-def _shares(training: Training) -> Table:
+def _shares(shares: Sequence[Share]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right")
     table.add_column()
-    for share in step_shares(training):
+    for share in shares:
         table.add_row(percent(share.ratio), share.name)
     return table
 
@@ -177,18 +201,76 @@ def _events(summary: Summary) -> RenderableType:
     return table
 
 
+def _orders(orders: Sequence[Order]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    shown = orders[-MOST_ROWS:]
+    for order in shown:
+        text = Text(plain(order.kind), style="bold")
+        text.append(plain(f": {changed}" if (changed := changes(order)) else "", 300), style="not bold")
+        text.append(f" ({plain(order.outcome, 300)})", style="not bold")
+        for line in (plain(order.reason, 300), worth(order)):
+            text.append(f"\n{line}" if line else "", style="not bold dim")
+        table.add_row(str(order.number), f"step {order.step}", text)
+    _left_out(table, len(orders) - len(shown), "earlier orders")
+    return table
+
+
+def _settings(training: Training) -> RenderableType:
+    table = ruled_table()
+    recomputed = any(any(setting.recomputed_layers) for setting in training.settings)
+    table.add_column("", justify="right")
+    table.add_column("steps", no_wrap=True)
+    for column in ("step", "imbalance", "cost"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for column in ("layers", "microbatches", *(["recomputed"] if recomputed else [])):
+        table.add_column(column, overflow="fold")
+    shown = list(enumerate(training.settings, start=1))[-MOST_ROWS:]
+    for number, setting in shown:
+        table.add_row(
+            str(number),
+            step_range(setting).removeprefix("steps "),
+            milliseconds(setting.step_seconds) + (" ms" if setting.step_seconds is not None else ""),
+            percent(setting.imbalance_ratio),
+            duration(setting.cost.imbalance_seconds) if setting.cost else "-",
+            counts(setting.layers),
+            counts(setting.microbatches),
+            *([counts(setting.recomputed_layers)] if recomputed else []),
+            style="bold" if number - 1 == training.setting else "",
+        )
+    _left_out(table, len(training.settings) - len(shown), "earlier settings")
+    return table
+
+
+def _stacks(stacks: Sequence[Stack]) -> RenderableType:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for stack in stacks[:MOST_ROWS]:
+        table.add_row(plural(len(stack.ranks), "rank"), plain(f"{number_spans(stack.ranks)}: {innermost(stack)}", 300))
+    _left_out(table, len(stacks) - MOST_ROWS, "more places")
+    return table
+
+
 def _attempts(attempts: Sequence[Attempt], shown: int) -> RenderableType:
     table = ruled_table()
     table.add_column("attempt", justify="right")
     table.add_column("start, UTC", no_wrap=True)
     table.add_column("for", justify="right", no_wrap=True)
+    table.add_column("steps", no_wrap=True)
     table.add_column("end", overflow="fold")
     for attempt in attempts:
+        end = Text(plain(f"{attempt.state}: {attempt.sentence}", 300))
+        if details := attempt_details(attempt):
+            end.append(f"\n{plain(details, 300)}", style="not bold dim")
         table.add_row(
             str(attempt.number),
             moment(attempt.start_seconds),
             duration(attempt.duration_seconds),
-            plain(f"{attempt.state}: {attempt.sentence}", 300),
+            steps_of(attempt),
+            end,
             style="bold" if attempt.number == shown else "",
         )
     return table

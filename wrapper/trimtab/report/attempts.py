@@ -1,0 +1,74 @@
+"""The attempts of a job in words; the same in terminal and page. Pure."""
+
+from collections.abc import Iterator
+
+from trimtab.report.figures import Share
+from trimtab.report.summary import Attempt, Goodput, Summary
+from trimtab.wording import ABSENT, duration, listed, percent, plural
+
+
+def place_in_chain(summary: Summary) -> str:
+    """Which of the job's attempts this is, and how the one before it ended; empty where there was none."""
+    if summary.attempt_number < 2:
+        return ""
+    number = f"attempt {summary.attempt_number}"
+    if not summary.attempts:
+        return f"{number}; the one before is in {summary.previous}"
+    before = summary.attempts[summary.attempt_number - 2]
+    return f"{number} of {len(summary.attempts)}; the one before {before.state}: {before.sentence}"
+
+
+def goodput_shares(goodput: Goodput) -> tuple[Share, ...]:
+    """The parts of a chain's wall time, but those that are nothing."""
+    parts = (
+        ("compute", "useful steps", goodput.useful_seconds),
+        ("imbalance", "steps taken again", goodput.repeated_seconds),
+        ("fill", "saving checkpoints", goodput.saving_seconds),
+        ("waiting", "between attempts", goodput.waiting_seconds),
+        ("starting", "starting and ending", goodput.starting_seconds),
+        ("other", "between steps", goodput.other_seconds),
+    )
+    wall = sum(seconds for _, _, seconds in parts)
+    return tuple(Share(key, name, seconds / wall) for key, name, seconds in parts if seconds > 0)
+
+
+def chain_sentences(summary: Summary) -> Iterator[str]:
+    """What there is to say of a chain as one run."""
+    chain = summary.chain
+    if chain is None:
+        return
+    goodput = chain.goodput
+    yield (
+        f"Goodput {percent(goodput.ratio)}: {duration(goodput.useful_seconds)} of useful steps in "
+        f"{duration(goodput.wall_seconds)}, from the first start to the last end."
+    )
+    if again := sum(attempt.repeated_steps for attempt in summary.attempts):
+        text = f"{plural(again, 'step')} {'was' if again == 1 else 'were'} taken again after a resume"
+        if chain.largest_loss_difference == 0:
+            text += ", with the same losses"
+        elif chain.largest_loss_difference is not None:
+            text += f"; their losses differ by {chain.largest_loss_difference:.1e} at most, as a fraction"
+        yield f"{text}."
+    for note in chain.notes:
+        yield f"{note[:1].upper()}{note[1:]}."
+
+
+def attempt_details(attempt: Attempt) -> str:
+    """Where an attempt ran, and what it waited and took again; empty where nothing is known."""
+    parts = []
+    if attempt.nodes:
+        parts.append(f"{plural(len(attempt.nodes), 'node')}: {listed(list(attempt.nodes))}")
+    if attempt.shape:
+        parts.append(attempt.shape)
+    if attempt.waited_seconds is not None:
+        parts.append(f"waited {duration(attempt.waited_seconds)}")
+    if attempt.repeated_steps:
+        parts.append(f"{plural(attempt.repeated_steps, 'step')} taken again")
+    if attempt.lost_steps:
+        parts.append(f"{plural(attempt.lost_steps, 'step')} lost")
+    return "; ".join(parts)
+
+
+def steps_of(attempt: Attempt) -> str:
+    """ "31-60", "-"."""
+    return ABSENT if attempt.first_step is None else f"{attempt.first_step}-{attempt.last_step}"

@@ -1,0 +1,63 @@
+"""What trimtab changed, and what that brought, in words; the same in terminal and page. Pure."""
+
+from collections.abc import Sequence
+
+from trimtab.report.summary import Order, Setting, Stack, Training
+from trimtab.wording import ABSENT, data_size, duration, milliseconds, percent
+
+
+def step_range(setting: Setting) -> str:
+    """The steps of a setting: "steps 31-60"; of one without any, where they were to begin."""
+    if setting.last_step is None:
+        return f"no step, from {setting.first_step} on"
+    return f"steps {setting.first_step}-{setting.last_step}"
+
+
+def counts(numbers: Sequence[int]) -> str:
+    """(9, 7) -> "9|7"; "-" where nothing is recorded."""
+    return "|".join(map(str, numbers)) or ABSENT
+
+
+def changes(order: Order) -> str:
+    """What an order changes: "2|2 -> 3|1"; empty where it says nothing of it."""
+    return " -> ".join(filter(None, (order.before, order.after)))
+
+
+def worth(order: Order) -> str:
+    """What an order promised, brought and cost, in a sentence; empty where there is no figure."""
+    steps = [
+        f"{milliseconds(seconds)} ms {what}"
+        for seconds, what in (
+            (order.before_seconds, "before"),
+            (order.predicted_seconds, "expected"),
+            (order.measured_seconds, "measured after"),
+        )
+        if seconds is not None
+    ]
+    parts = [f"A step took {', '.join(steps)}"] if steps else []
+    if order.cost_seconds is not None:
+        moved = f", {data_size(order.moved_bytes)} moved" if order.moved_bytes else ""
+        parts.append(f"training stood still for {duration(order.cost_seconds)}{moved}")
+    sentence = "; ".join(parts)
+    return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
+
+
+def settings_compared(training: Training) -> str:
+    """What the changes of setting brought, from the first that was measured to the latest; empty without a change."""
+    measured = [(setting, setting.step_seconds) for setting in training.settings if setting.step_seconds]
+    if len(measured) < 2:
+        return ""
+    (first, before), (last, after) = measured[0], measured[-1]
+    text = (
+        f"A step takes {abs(after / before - 1):.1%} {'less' if after < before else 'more'} time than at first: "
+        f"{milliseconds(after)} ms instead of {milliseconds(before)} ms"
+    )
+    if first.imbalance_ratio is not None and last.imbalance_ratio is not None:
+        text += f"; the imbalance is {percent(last.imbalance_ratio)} instead of {percent(first.imbalance_ratio)}"
+    return f"{text}."
+
+
+def innermost(stack: Stack) -> str:
+    """The last lines of a stack: where it is, and what stands there."""
+    lines = [line.strip() for line in stack.text.splitlines() if line.strip()]
+    return " ".join(lines[-2:])
