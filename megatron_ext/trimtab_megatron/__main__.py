@@ -15,7 +15,7 @@ import traceback
 import warnings
 
 from trimtab.protocol import Done, Failed, JobError, Notice, job_from_json
-from trimtab_megatron import inject
+from trimtab_megatron import inject, stacks
 from trimtab_megatron.control import Control
 from trimtab_megatron.identity import Identity, RankError, identity, introduction
 
@@ -36,6 +36,7 @@ def main() -> int:
     except RankError as error:
         print(f"trimtab: {error}", file=sys.stderr)
         return 1
+    stacks.answer_signals()
     control = Control(os.environ.get("TRIMTAB_CONTROL"))
     if "TRIMTAB_CONTROL" in os.environ:
         # Slurm signals wrapper and ranks at once: the wrapper's order is what all ranks obey at the same step.
@@ -58,14 +59,13 @@ def main() -> int:
 
 
 def _train(who: Identity, control: Control, step: list[int]) -> None:
-    # Imported here: saving a checkpoint spawns a helper process, which imports this module again.
     warnings.filterwarnings("ignore", module=r"megatron\.|torch\.")
     faults = inject.parse(os.environ.get(inject.VARIABLE, ""))
     if faults and who.rank == 0:
         control.send(Notice(0, 0, "inject", f"faults are injected: {os.environ[inject.VARIABLE]}"))
     from trimtab_megatron import cpu
 
-    cuda = cpu.prepare()
+    cuda = cpu.prepare()  # before Megatron-core is imported
     import torch.distributed as dist
 
     from trimtab_megatron import run as runs

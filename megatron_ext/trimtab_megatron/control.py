@@ -1,7 +1,8 @@
 """The rank's end of the control connection: reports out, orders in.
 
 Training never waits for it. Two threads of the background talk to the wrapper; if it is gone, or was never named,
-training goes on, and what would have been reported is dropped after one line on stderr.
+training goes on, and what would have been reported is dropped after one line on stderr. An order to tell stacks is
+answered by the thread that receives it, whatever the main thread does or waits for.
 """
 
 import contextlib
@@ -10,7 +11,8 @@ import socket
 import sys
 import threading
 
-from trimtab.protocol import Hello, Message, Order, decode, encode
+from trimtab.protocol import Hello, Message, Order, Stack, StepReport, decode, encode
+from trimtab_megatron import stacks
 
 CONNECT_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
@@ -29,10 +31,12 @@ class Control:
         self._orders: queue.SimpleQueue[Order] = queue.SimpleQueue()
         self._sender: threading.Thread | None = None
         self.greeted = False
+        self._rank = self._step = 0
 
     def hello(self, hello: Hello) -> None:
         """Connect in the background, and send Hello and then what has waited for it."""
         self.greeted = True
+        self._rank = hello.rank
         for message in (hello, *self._waiting):
             self._put(message)
         self._waiting.clear()
@@ -42,6 +46,8 @@ class Control:
 
     def send(self, message: Message) -> None:
         """Send a message; returns at once."""
+        if isinstance(message, StepReport):
+            self._step = message.step
         if self.greeted:
             self._put(message)
         else:
@@ -84,7 +90,11 @@ class Control:
             with connection.makefile("rb") as lines:
                 for line in lines:
                     order = decode(line)
-                    if isinstance(order, Order):
+                    if not isinstance(order, Order):
+                        continue
+                    if order.kind == "stacks":
+                        self._put(Stack(self._rank, self._step, stacks.main_thread()))
+                    else:
                         self._orders.put(order)
         except (OSError, ValueError):
             pass  # the sender says so at its next message
