@@ -88,7 +88,7 @@ def test_what_slurm_or_a_user_ends_is_theirs():
 def test_before_the_time_limit_the_job_requeues_itself_as_it_is():
     came = after(end_of(SAVED))
     assert (came.again, came.nodes, came.excluded) == (True, 2, ())
-    assert came.told == "requeued: stopped by SIGUSR1 at step 20 of 100"
+    assert came.told == "the job begins again: stopped by SIGUSR1 at step 20 of 100"
     assert came.chain.attempts[-1].requeued
     assert came.chain.wanted is None
 
@@ -145,7 +145,7 @@ def test_a_wish_for_another_shape_goes_to_the_next_attempt():
     wish = Restart(parallel, batch, nodes=4, exclude=("n2",), reason="n2 is slow")
     came = after(end_of(replace(SAVED, why=Why.RESHAPE), restart=wish))
     assert (came.again, came.nodes, came.excluded) == (True, 4, ("n2",))
-    assert came.told == "requeued: n2 is slow; without n2 (n2 is slow)"
+    assert came.told == "the job begins again: n2 is slow; without n2 (n2 is slow)"
     wanted = came.chain.wanted
     assert (wanted.job, wanted.nodes, wanted.parallel, wanted.batch) == (fingerprint(JOB_FILE), 4, parallel, batch)
     assert wanted.setting.microbatches == (2, 2, 2, 2)

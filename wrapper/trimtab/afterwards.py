@@ -62,7 +62,7 @@ def what_next(
         chain, _faulty(chain, end, now_seconds), job, partition, policy, nodes=nodes, now_seconds=now_seconds
     )
     chain = left_out.chain.updated(replace(attempt, requeued=True))
-    told = "; ".join(filter(None, (f"requeued: {_reason(end)}", left_out.told)))
+    told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told)))
     return Next(chain, again=True, told=told, nodes=nodes, excluded=left_out.nodes)
 
 
