@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer
-from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -73,20 +72,6 @@ def learning_rate(optimizer: Any) -> float:
     return float(optimizer.param_groups[0]["lr"])
 
 
-def scaler_state(optimizer: Any) -> dict[str, float]:
-    """The state of fp16's loss scale, which all ranks have alike; empty where there is none."""
-    for scaler in _scalers(optimizer):
-        return {name: float(value) for name, value in scaler.state_dict().items()}
-    return {}
-
-
-def set_scaler_state(optimizer: Any, state: dict[str, float]) -> None:
-    """Go on from a state that `scaler_state` gave."""
-    for scaler in _scalers(optimizer):
-        whole = {name: int(value) for name, value in state.items() if name != "scale"}
-        scaler.load_state_dict({"scale": torch.tensor([state["scale"]]), **whole})
-
-
 def inner_optimizers(optimizer: Any) -> list[Any]:
     """The Megatron-core optimizers inside a chained one."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
@@ -102,8 +87,3 @@ def give_each_parameter_state(optimizer: torch.optim.Optimizer) -> None:
                     "exp_avg": torch.zeros_like(parameter.data),
                     "exp_avg_sq": torch.zeros_like(parameter.data),
                 }
-
-
-def _scalers(optimizer: Any) -> list[DynamicGradScaler]:
-    scalers = [getattr(inner, "grad_scaler", None) for inner in inner_optimizers(optimizer)]
-    return [scaler for scaler in scalers if isinstance(scaler, DynamicGradScaler)]

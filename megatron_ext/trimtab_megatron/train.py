@@ -17,7 +17,7 @@ from trimtab.protocol import Order, Probe, StepReport
 from trimtab_megatron.checkpoint import Progress, SaveError
 from trimtab_megatron.data import Microbatch, microbatch_indices
 from trimtab_megatron.identity import RankError
-from trimtab_megatron.optimizer import LEAST_LOSS_SCALE, learning_rate, scaler_state
+from trimtab_megatron.optimizer import LEAST_LOSS_SCALE, learning_rate
 from trimtab_megatron.probe import product_seconds
 from trimtab_megatron.recompute import recompute_layers
 from trimtab_megatron.reshape import reshape
@@ -57,34 +57,13 @@ def obey(run: Run, order: Order) -> None:
 def take_step(run: Run) -> None:
     """One optimizer step over the global batch, and the report of it."""
     began = time.perf_counter()
-    engine, batch = run.engine, run.job.batch
     microbatches = step_microbatches(run)
-    weighted = list(zip(microbatches, loss_weights(run, microbatches), strict=True))
-    engine.config.variable_seq_lengths = run.dataset.variable_lengths
-
-    for chunk in engine.chunks:
-        chunk.zero_grad_buffer()
-    engine.optimizer.zero_grad()
-    losses = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=[iter(weighted) for _ in engine.chunks],
-        model=list(engine.chunks),
-        num_microbatches=len(microbatches),
-        seq_length=run.job.model.sequence_length,
-        micro_batch_size=batch.microbatch_size,
-        forward_only=False,
-    )
-    engine.schedule.step(1)
-    rate = learning_rate(engine.optimizer)
-    scale = engine.optimizer.get_loss_scale()
-    applied, gradient_norm, _ = engine.optimizer.step()
-    step = run.progress.step + 1
-    if applied and not math.isfinite(float(gradient_norm)):
-        # The norm is global: all ranks stop here, before a checkpoint of broken parameters is written.
-        raise RankError(f"the gradient norm of step {step} is {float(gradient_norm)}: lower train.learning_rate")
-    run.progress = Progress(step, run.progress.consumed_samples + batch.global_batch_size)
-    if not applied:
-        tell_of_overflow(run, float(scale))
+    losses = forward_and_backward(run, microbatches)
+    run.engine.schedule.step(1)
+    rate = learning_rate(run.engine.optimizer)
+    gradient_norm = apply_gradients(run)
+    consumed = run.progress.consumed_samples + run.job.batch.global_batch_size
+    run.progress = Progress(run.progress.step + 1, consumed)
 
     loss = mean_loss(losses, run.world) if run.world.last_stage else None
     times = run.engine.config.timers.read()
@@ -92,7 +71,7 @@ def take_step(run: Run) -> None:
     run.control.send(
         StepReport(
             rank=run.world.identity.rank,
-            step=step,
+            step=run.progress.step,
             time_seconds=time.time(),
             duration_seconds=time.perf_counter() - began,
             forward_seconds=times.forward_seconds,
@@ -103,9 +82,9 @@ def take_step(run: Run) -> None:
             squared_lengths=sum(len(microbatch.lengths) * microbatch.length**2 for microbatch in microbatches),
             peak_memory_bytes=peak_memory_bytes(run.world.cuda),
             loss=loss if speaks else None,
-            gradient_norm=float(gradient_norm) if speaks and applied else None,
+            gradient_norm=gradient_norm if speaks else None,
             learning_rate=rate if speaks else None,
-            consumed_samples=run.progress.consumed_samples if speaks else None,
+            consumed_samples=consumed if speaks else None,
         )
     )
 
@@ -134,6 +113,26 @@ def loss_weights(run: Run, microbatches: Sequence[Microbatch]) -> list[float]:
     return [own * len(microbatches) * shape.data / total for own in tokens]
 
 
+def forward_and_backward(run: Run, microbatches: Sequence[Microbatch]) -> Sequence[dict[str, torch.Tensor]]:
+    """All microbatches through the pipeline and back: gradients, and on the last stage the loss of each."""
+    engine = run.engine
+    weighted = list(zip(microbatches, loss_weights(run, microbatches), strict=True))
+    engine.config.variable_seq_lengths = run.dataset.variable_lengths  # whether sends say what shape they have
+    for chunk in engine.chunks:
+        chunk.zero_grad_buffer()
+    engine.optimizer.zero_grad()
+    losses: Sequence[dict[str, torch.Tensor]] = get_forward_backward_func()(
+        forward_step_func=forward_step,
+        data_iterator=[iter(weighted) for _ in engine.chunks],
+        model=list(engine.chunks),
+        num_microbatches=len(microbatches),
+        seq_length=run.job.model.sequence_length,
+        micro_batch_size=run.job.batch.microbatch_size,
+        forward_only=False,
+    )
+    return losses
+
+
 def forward_step(
     data: Iterator[tuple[Microbatch, float]], model: DistributedDataParallel
 ) -> tuple[torch.Tensor, Callable[[torch.Tensor], Any]]:
@@ -160,23 +159,33 @@ def token_loss(
     return loss, {"loss": loss.detach().clone()}  # the schedule divides the loss in place
 
 
-def tell_of_overflow(run: Run, scale: float) -> None:
-    """After a step that was skipped, as its gradients overflowed fp16: tell where that has lowered the loss scale.
+def apply_gradients(run: Run) -> float | None:
+    """The optimizer's step. Returns the global norm of the gradients; None where they overflowed fp16.
 
-    Raises RankError, on all ranks alike, where there is nothing left to lower.
+    Such a step counts, but changes no parameter, and after some the loss scale is halved. Raises RankError, on all
+    ranks alike as norm and scale are global, where training cannot go on.
     """
-    step, now = run.progress.step, scaler_state(run.engine.optimizer)["scale"]
+    optimizer, step = run.engine.optimizer, run.progress.step + 1
+    scale = optimizer.get_loss_scale()
+    applied, norm, _ = optimizer.step()
+    if applied and not math.isfinite(norm):
+        # Before a checkpoint of broken parameters is written.
+        raise RankError(f"the gradient norm of step {step} is {float(norm)}: lower train.learning_rate")
+    if applied:
+        return float(norm)
+    now = optimizer.get_loss_scale()
     if scale <= LEAST_LOSS_SCALE:
         raise RankError(
-            f"the gradients of step {step} overflow fp16 at the least loss scale, {scale:g}: "
+            f"the gradients of step {step} overflow fp16 at the least loss scale, {float(scale):g}: "
             "lower train.learning_rate, or set train.precision to bf16 or fp32"
         )
     if now < scale:
         run.tell(
             "precision",
-            f"skipped step {step}: its gradients overflowed fp16 at the loss scale {scale:g}, "
-            f"which is {now:g} from here on",
+            f"skipped step {step}: its gradients overflowed fp16 at the loss scale {float(scale):g}, "
+            f"which is {float(now):g} from here on",
         )
+    return None
 
 
 def mean_loss(losses: Sequence[dict[str, torch.Tensor]], world: World) -> float:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trimtab.protocol import Failed, Notice, StepReport
+from trimtab.protocol import Failed, Notice, Order, StepReport
 
 pytestmark = pytest.mark.mcore
 
@@ -47,12 +47,12 @@ def runs(train_series, tiny_job, tmp_path_factory):
     (directory / "at_times.py").write_text(PROVIDER.replace("{range}", "range(2, 6)"))
     (directory / "always.py").write_text(PROVIDER.replace("{range}", "range(1, 99)"))
 
-    def job(precision, distributed=False, provider="", steps=6):
+    def job(precision, distributed=False, provider="", steps=4, saved=""):
         return tiny_job(
             model={"provider": provider},
             parallel={"pipeline": 1, "distributed_optimizer": True} if distributed else {"pipeline": 2},
             batch={"global_batch_size": 16 if distributed else 8},
-            train={"precision": precision, "steps": steps},
+            train={"precision": precision, "steps": steps, "checkpoint_directory": saved},
         )
 
     jobs = {
@@ -61,13 +61,17 @@ def runs(train_series, tiny_job, tmp_path_factory):
         "bf16": job("bf16"),
         "fp32, distributed": job("fp32", distributed=True),
         "fp16, distributed": job("fp16", distributed=True),
-        "overflows at times": job("fp16", provider="at_times:build", steps=10),
-        "overflows at times, distributed": job("fp16", True, provider="at_times:build", steps=10),
         "overflows always": job("fp16", provider="always:build", steps=30),
         "infinite in fp32": job("fp32", provider="always:build"),
         "infinite in bf16, distributed": job("bf16", True, provider="always:build"),
     }
-    return dict(zip(jobs, train_series(list(jobs.values()), 2, working_directory=directory), strict=True))
+    stop = {}
+    for kind, distributed in {"": False, ", distributed": True}.items():
+        overflowing = job("fp16", distributed, "at_times:build", steps=10, saved=str(tmp_path_factory.mktemp("saved")))
+        stop[len(jobs)] = {6: Order("stop", "test")}
+        jobs |= {f"overflows at times{kind}": overflowing, f"resumed{kind}": overflowing}
+    ended = train_series(list(jobs.values()), 2, orders=stop, working_directory=directory)
+    return dict(zip(jobs, ended, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -81,28 +85,40 @@ def test_half_precision_trains_as_single_does(name, tolerance, runs):
     assert runs[name].gradient_norms == pytest.approx(exact.gradient_norms, rel=0.05)
 
 
-@pytest.mark.parametrize("name", ["overflows at times", "overflows at times, distributed"])
-def test_a_step_that_overflows_is_skipped_and_counts(name, runs):
-    ended = runs[name]
-    assert list(ended.losses) == list(range(1, 11))
+def told_of(ended):
+    return [notice.text for notice in ended.all(Notice) if notice.kind == "precision"]
+
+
+def skipped(step, scale):
+    return (
+        f"skipped step {step}: its gradients overflowed fp16 at the loss scale {scale}, "
+        f"which is {scale // 2} from here on"
+    )
+
+
+@pytest.mark.parametrize("kind", ["", ", distributed"])
+def test_a_step_that_overflows_is_skipped_and_counts(kind, runs):
+    ended = runs[f"overflows at times{kind}"]
+    assert list(ended.losses) == [1, 2, 3, 4, 5, 6]
     assert [step for step, norm in ended.gradient_norms.items() if norm is None] == [2, 3, 4, 5]
-    assert all(math.isfinite(norm) for norm in ended.gradient_norms.values() if norm is not None)
-    told = [notice.text for notice in ended.all(Notice) if notice.kind == "precision"]
-    assert told == [  # the first is borne: Megatron-core's hysteresis is 2
-        f"skipped step {step}: its gradients overflowed fp16 at the loss scale {scale}, which is {half} from here on"
-        for step, scale, half in ((3, 16384, 8192), (4, 8192, 4096), (5, 4096, 2048))
-    ]
-    reports = [report for report in ended.all(StepReport) if report.loss is not None]
-    assert [report.consumed_samples for report in reports] == [
-        8 * (2 if "distributed" in name else 1) * n for n in range(1, 11)
-    ]
-    assert ended.losses[10] < ended.losses[6] < ended.losses[1]
+    # The first is borne: Megatron-core's hysteresis is 2.
+    assert told_of(ended) == [skipped(3, 16384), skipped(4, 8192), skipped(5, 4096)]
+    consumed = [report.consumed_samples for report in ended.all(StepReport) if report.loss is not None]
+    assert consumed == [(16 if kind else 8) * step for step in range(1, 7)]
+
+
+@pytest.mark.parametrize("kind", ["", ", distributed"])
+def test_a_resumed_run_keeps_the_loss_scale(kind, runs):
+    ended = runs[f"resumed{kind}"]
+    assert [step for step, norm in ended.gradient_norms.items() if norm is None] == [8, 9, 10]
+    assert math.isfinite(ended.gradient_norms[7])
+    assert told_of(ended) == [skipped(8, 2048), skipped(9, 1024), skipped(10, 512)]  # nothing more is borne
 
 
 def test_a_run_that_overflows_at_the_least_scale_ends(runs):
     ended = runs["overflows always"]
     failed = ended.all(Failed)
-    assert [failure.step for failure in failed] == [16, 16]  # 2^14 twice, then halved 14 times down to 1
+    assert [failure.step for failure in failed] == [15, 15]  # 2^14 twice, then halved 14 times down to 1
     assert failed[0].error == (
         "the gradients of step 16 overflow fp16 at the least loss scale, 1: "
         "lower train.learning_rate, or set train.precision to bf16 or fp32"

@@ -12,22 +12,40 @@ SAME_NORM = 2e-4
 """The gradient norm is summed per rank and then over ranks: its order follows the layout."""
 
 SHAPES = {
-    "TP2 x PP2, 1|3, sequence parallel": (
-        {"tensor": 2, "pipeline": 2, "layout": "Et|tttL", "sequence_parallel": True},
-        4,
-    ),
-    "PP4, E and L alone": ({"pipeline": 4, "layout": "E|tt|tt|L"}, 4),
-    "PP2 x DP2": ({"pipeline": 2}, 4),
-    "PP2 x DP2, distributed optimizer": ({"pipeline": 2, "distributed_optimizer": True}, 4),
-    "TP2 x PP2, interleaved": ({"tensor": 2, "pipeline": 2, "virtual": 2}, 4),
-    "TP4": ({"tensor": 4}, 4),
+    "TP2 x PP2, 1|3, sequence parallel": {
+        "tensor": 2,
+        "pipeline": 2,
+        "layout": "Et|tttL",
+        "sequence_parallel": True,
+    },
+    "PP4, E and L alone": {"pipeline": 4, "layout": "E|tt|tt|L"},
+    "PP2 x DP2": {"pipeline": 2},
+    "PP2 x DP2, distributed optimizer": {"pipeline": 2, "distributed_optimizer": True},
+    "TP2 x PP2, interleaved": {"tensor": 2, "pipeline": 2, "virtual": 2},
+    "TP4": {"tensor": 4},
 }
 
 
 @pytest.fixture(scope="module")
-def one_rank(train_ranks, tiny_job):
-    """The job on one rank: what all shapes are held against."""
-    return train_ranks(tiny_job(), 1)
+def tied(tiny_job):
+    return tiny_job(model={"tied_embeddings": True, "query_groups": 2}, train={"steps": 2})
+
+
+@pytest.fixture(scope="module")
+def on_one_rank(train_series, tiny_job, tied):
+    """The job on one rank, which all shapes are held against, and the one with tied embeddings."""
+    return train_series([tiny_job(), tied], 1)
+
+
+@pytest.fixture(scope="module")
+def one_rank(on_one_rank):
+    return on_one_rank[0]
+
+
+@pytest.fixture(scope="module")
+def shapes(train_series, tiny_job):
+    ended = train_series([tiny_job(parallel=parallel) for parallel in SHAPES.values()], 4)
+    return dict(zip(SHAPES, ended, strict=True))
 
 
 def test_the_loss_falls_and_every_figure_of_a_step_is_reported(one_rank):
@@ -50,20 +68,18 @@ def test_the_loss_falls_and_every_figure_of_a_step_is_reported(one_rank):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_losses_do_not_depend_on_the_shape(name, train_ranks, tiny_job, one_rank):
-    parallel, ranks = SHAPES[name]
-    ended = train_ranks(tiny_job(parallel=parallel), ranks)
+def test_losses_do_not_depend_on_the_shape(name, shapes, one_rank):
+    ended = shapes[name]
     assert ended.losses == pytest.approx(one_rank.losses, rel=SAME)
     assert ended.gradient_norms == pytest.approx(one_rank.gradient_norms, rel=SAME_NORM)
-    assert len(ended.all(StepReport)) == 6 * ranks
+    assert len(ended.all(StepReport)) == 6 * 4
     assert {report.rank for report in ended.all(StepReport) if report.loss is not None} == {
-        min(hello.rank for hello in ended.all(Hello) if hello.pipeline_rank == parallel.get("pipeline", 1) - 1)
+        min(hello.rank for hello in ended.all(Hello) if hello.pipeline_rank == SHAPES[name].get("pipeline", 1) - 1)
     }
 
 
-def test_each_rank_says_what_it_holds(train_ranks, tiny_job):
-    tied = tiny_job(model={"tied_embeddings": True, "query_groups": 2}, train={"steps": 2})
-    one = train_ranks(tied, 1)
+def test_each_rank_says_what_it_holds(train_ranks, on_one_rank, tied):
+    one = on_one_rank[1]
     two = train_ranks(tied | {"parallel": {"pipeline": 2, "layout": "Et|tttL"}}, 2)
     assert two.losses == pytest.approx(one.losses, rel=SAME)
     hellos = {hello.rank: hello for hello in two.all(Hello)}
