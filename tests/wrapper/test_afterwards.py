@@ -9,8 +9,8 @@ from trimtab.afterwards import what_next
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.outcome import ExitCode, Outcome, Why
-from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Requeue, Shape, StepReport, Train, setting_of
-from trimtab.ranks import End
+from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Requeue, Shape, Train, setting_of
+from trimtab.ranks import End, Taken
 from trimtab.requeue.chain import Attempt, Chain, fingerprint
 from trimtab.trimming.surroundings import Restart
 from trimtab_slurm.cluster import JobState, Node
@@ -60,12 +60,8 @@ def attempt(**fields):
     return replace(begun, **fields)
 
 
-def report(step):
-    return StepReport(0, step, NOW - 60, 1.0, 0.3, 0.6, 8, 100, 1000, 0)
-
-
 def end_of(outcome, last=20, **fields):
-    steps = {"first": report(1), "last": report(last)} if last else {}
+    steps = {"first": Taken(1, NOW - 60), "last": Taken(last, NOW - 1)} if last else {}
     return End(outcome, setting=setting_of(JOB_FILE, SHAPE), **steps, **fields)
 
 

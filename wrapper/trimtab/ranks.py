@@ -56,14 +56,22 @@ class Start:
 
 
 @dataclass(frozen=True)
+class Taken:
+    """A step that was taken."""
+
+    step: int
+    time_seconds: float
+    """UTC, at its end."""
+
+
+@dataclass(frozen=True)
 class End:
     """How an attempt has ended."""
 
     outcome: Outcome
-    first: StepReport | None = None
-    """Of the first step that was taken; None: none was."""
-    last: StepReport | None = None
-    """Of the last one."""
+    first: Taken | None = None
+    """None: no step was taken."""
+    last: Taken | None = None
     setting: Setting | None = None
     """What ran in the end; None: not known."""
     orders: tuple[Given, ...] = ()
@@ -88,8 +96,8 @@ class Ranks:
     _hung: Suspicion | None = None
     _restart: Restart | None = None
     _stacks: dict[int, Stack] = field(default_factory=dict)
-    _first: StepReport | None = None
-    _last: StepReport | None = None
+    _first: Taken | None = None
+    _last: Taken | None = None
     _printed_seconds: float = 0.0
     _decision: asyncio.Task[None] | None = None
 
@@ -152,7 +160,8 @@ class Ranks:
         match message:
             case StepReport():
                 self._hanging.stepped(time.monotonic())
-                self._first, self._last = self._first or message, message
+                self._last = Taken(message.step, message.time_seconds)
+                self._first = self._first or self._last
                 if step := self._assembly.add(message, self._roll.ranks):
                     self._see(step)
             case Saved():

@@ -17,7 +17,7 @@ from trimtab import launch, places
 from trimtab.afterwards import Next, what_next
 from trimtab.outcome import Outcome, Why
 from trimtab.protocol import Job, job_to_json
-from trimtab.ranks import End, Ranks, Start
+from trimtab.ranks import End, Ranks, Start, Taken
 from trimtab.recorder import Recorder, RunIdentity, recover
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain
@@ -27,6 +27,7 @@ from trimtab.requeue.shapes import Beginning, beginning
 from trimtab.supervise import HANDED_ON
 from trimtab.trimming.surroundings import Surroundings
 from trimtab.trimming.trimmer import Trimmer
+from trimtab_slurm import profile
 from trimtab_slurm.cluster import JobState, Node, SlurmClient, SlurmError, client
 
 
@@ -115,13 +116,12 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     """Of the process that outlives the wrapper: what comes after that one was killed by a signal."""
     prepared = prepare(job, ranks_per_node)
     allocated, name = prepared.start.allocated, signal.Signals(number).name
-    recover(places.job_directory(allocated.cluster, allocated.job_id))
-    outcome = Outcome(
-        128 + number, f"the wrapper was killed by {name}", Why.FAILED, cause=f"the wrapper was killed by {name}"
-    )
+    sentence = f"the wrapper was killed by {name}"
+    outcome = Outcome(128 + number, sentence, Why.FAILED, cause=sentence)
     mine = prepared.chain.attempts[-1:]
     if number not in HANDED_ON and mine and mine[0].restart_count == allocated.restart_count:
-        begin_again(prepared, conclude(prepared, prepared.chain, End(outcome)))
+        first, last = _taken(places.job_directory(allocated.cluster, allocated.job_id), mine[0].started_seconds)
+        begin_again(prepared, conclude(prepared, prepared.chain, End(outcome, first, last)))
     return outcome
 
 
@@ -144,6 +144,16 @@ def begin_again(prepared: Prepared, after: Next) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     asked = act.requeue(prepared.slurm, prepared.state, excluded=after.excluded, nodes=after.nodes)
     print(f"trimtab: {'requeued' if asked.done else 'not requeued'}: {asked.told}", flush=True)
+
+
+def _taken(directory: Path, started_seconds: float) -> tuple[Taken | None, Taken | None]:
+    """The first and the last step of an attempt whose wrapper was killed, from what it had recorded."""
+    for part in recover(directory):
+        training = profile.read(part).training
+        if training is not None and training.start_seconds == started_seconds and len(training.steps["step"]):
+            steps = [(int(training.steps["step"][row]), float(training.steps["time_seconds"][row])) for row in (0, -1)]
+            return Taken(*steps[0]), Taken(*steps[1])
+    return None, None
 
 
 def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
