@@ -280,3 +280,9 @@ def profiles():
 def profile():
     """The run of the demonstration in round numbers: two nodes, TP2 x PP2, LM head on the last stage."""
     return make_profile()
+
+
+@pytest.fixture(scope="session")
+def plain_training():
+    """Its training part alone, for properties: it is never changed."""
+    return make_profile().training

@@ -213,7 +213,7 @@ def lines(draw):
     return [(rank, told[rank].pop(0)) for rank in turns]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(lines(), st.integers(0, 16))
 def test_a_snapshot_is_what_the_journal_holds(tmp_path_factory, told, until):
     recorder = Recorder(tmp_path_factory.mktemp("job"), identity())

@@ -10,9 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from trimtab.protocol import Stack
 from trimtab.report import page
+from trimtab.report.chain import linked, run_of
 from trimtab.report.find import load
 from trimtab.report.summarize import summarize
+from trimtab.report.summary import Attempt
+from trimtab.stacks import stack_text
 from trimtab_slurm import profile as profile_file
 from trimtab_slurm.contents import Event
 
@@ -26,12 +30,19 @@ def render(profile):
     return page.render(profile, summarize(profile))
 
 
-def hostile(profile):
+def hostile(profile, trimmed):
     """The profile with hostile text wherever a job, its user or a node can put text."""
+    training = trimmed(profile, step=11).training
+    orders = {
+        name: np.array([HOSTILE] * 2) if column.dtype.kind == "U" else column
+        for name, column in training.orders.items()
+    }
+    stack = stack_text(Stack(0, 1, HOSTILE))
     training = dataclasses.replace(
-        profile.training,
+        training,
         attributes=profile.training.attributes | {"outcome": HOSTILE, "exit_code": 3},
-        events=(Event(profile.start_seconds + 1, HOSTILE, HOSTILE),),
+        events=(Event(profile.start_seconds + 1, HOSTILE, HOSTILE), Event(profile.start_seconds, "stack", stack)),
+        orders=orders,
         ranks=profile.training.ranks | {"layers": np.array([HOSTILE] * 4), "node": np.array([HOSTILE] * 4)},
     )
     device = dataclasses.replace(profile.nodes[0].devices[0], model=HOSTILE, kind="gpu", uuid=HOSTILE)
@@ -67,8 +78,8 @@ def test_the_page_answers_first(profile):
     assert positions == sorted(positions)
 
 
-def test_hostile_text_is_text(profile):
-    whole = render(hostile(profile))
+def test_hostile_text_is_text(profile, profiles):
+    whole = render(hostile(profile, profiles.trimmed))
     elements = Elements(whole)
     assert [tag for tag, _ in elements.tags if tag == "img"] == []
     assert len([tag for tag, _ in elements.tags if tag == "script"]) == 3  # data, plotly, our own
@@ -105,6 +116,44 @@ def test_a_figure_that_is_not_there_says_why_and_one_of_throttling_by_what(profi
     ]
     assert "a processor's tasks have no power of their own" in cells
     assert "50.0% power cap" in cells
+
+
+def chained(profile, profiles):
+    """The summary of a second attempt, with a change of setting, as a job id gives it; and its profile."""
+    first = profiles.until(profile, 20, 75, "stopped")
+    second = profiles.trimmed(profiles.resumed(profile, first_step=16, start=100.0, restart_count=1), step=21)
+    attempts = [
+        Attempt(
+            number, each.start_seconds, each.end_seconds - each.start_seconds, "stopped", HOSTILE, "x", ("n1",), "TP2"
+        )
+        for number, each in ((1, first), (2, second))
+    ]
+    found, chain = linked(attempts, [run_of(first.training), run_of(second.training)])
+    return dataclasses.replace(summarize(second), attempts=found, chain=chain, attempt_number=2), second
+
+
+def test_orders_settings_and_the_chain_are_on_the_page(profile, profiles):
+    summary, second = chained(profile, profiles)
+    elements = Elements(page.render(second, summary))
+    text = " ".join(elements.text.split())
+    assert (
+        "move layers 4|4 -> 5|3 stage 1 takes 17.2% longer than the median stage 1,500 1,180 1,200 0.2 s 3 MiB" in text
+    )
+    assert "refused: 8 microbatches do not fit" in text
+    assert "A step takes 20.0% less time than at first: 1,200 ms instead of 1,500 ms" in text
+    assert "2 21-30 1,200 3.4%" in text
+    assert "5 steps were taken again after a resume, with the same losses." in text
+    assert [tag for tag, _ in elements.tags if tag == "img"] == []
+
+
+def test_stacks_are_collapsed_with_their_lines_and_equal_ones_together(profile):
+    texts = ["  File a\n    wait()", "  File b\n    read()", "  File a\n    wait()"]
+    events = tuple(Event(1.0, "stack", stack_text(Stack(rank, 9, text))) for rank, text in enumerate(texts))
+    whole = render(dataclasses.replace(profile, training=dataclasses.replace(profile.training, events=events)))
+    elements = Elements(whole)
+    assert [dict(at) for tag, at in elements.tags if tag == "details"] == [{}, {}]
+    assert "<summary>1 rank: 1</summary><pre>  File b\n    read()</pre>" in whole
+    assert "<summary>2 ranks: 0,2</summary>" in whole
 
 
 def test_a_chart_without_anything_to_draw_is_left_out(profiles, profile):
@@ -293,8 +342,21 @@ def test_a_browser_shows_partial_and_large_data_without_complaint(browser, profi
     assert drawn(browser) == charts
 
 
-def test_hostile_text_does_not_run_in_a_browser(browser, profile, tmp_path):
-    complaints, requests = opened(browser, hostile(profile), tmp_path)
+def test_a_browser_draws_the_chain_and_marks_where_settings_began(browser, profile, profiles, tmp_path):
+    summary, second = chained(profile, profiles)
+    file = tmp_path / "report.html"
+    file.write_text(page.render(second, summary))
+    assert visit(browser, file) == ([], [])
+    assert drawn(browser) == {"chain": 2, "stages": 2, "imbalance": 2, "loss": 2, "devices": 1}
+    marks = browser.execute_script(
+        "return [...document.querySelectorAll('[id^=chart-]')].map((chart) => [chart.id.slice(6), "
+        "[...chart.querySelectorAll('.annotation-text')].map((text) => text.textContent).join()])"
+    )
+    assert dict(marks) == {"chain": "attempt 2", "stages": "2", "imbalance": "2", "loss": "2", "devices": "2"}
+
+
+def test_hostile_text_does_not_run_in_a_browser(browser, profile, profiles, tmp_path):
+    complaints, requests = opened(browser, hostile(profile, profiles.trimmed), tmp_path)
     assert complaints == []
     assert requests == []
     assert browser.execute_script("return typeof window.owned") == "undefined"

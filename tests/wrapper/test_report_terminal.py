@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from trimtab.protocol import Stack
 from trimtab.report import terminal
+from trimtab.report.chain import linked, run_of
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt
+from trimtab.stacks import stack_text
 from trimtab_slurm.contents import Event
 
 HOSTILE = "\x1b[31m<script>alert(1)</script>\x1b]0;owned\x07\r\n[bold]x[/bold] :smile: \u202ez"
@@ -20,12 +23,19 @@ def shown(summary):
     return output.getvalue()
 
 
-def hostile(profile):
+def hostile(profile, trimmed):
     """The profile with hostile text wherever a job or its user can put text."""
+    training = trimmed(profile, step=11).training
+    orders = {
+        name: np.array([HOSTILE] * 2) if column.dtype.kind == "U" else column
+        for name, column in training.orders.items()
+    }
+    stack = Event(profile.start_seconds, "stack", stack_text(Stack(0, 1, HOSTILE)))
     training = dataclasses.replace(
-        profile.training,
+        training,
         attributes=profile.training.attributes | {"outcome": HOSTILE, "exit_code": 3},
-        events=(Event(profile.start_seconds + 1, HOSTILE, HOSTILE),),
+        events=(Event(profile.start_seconds + 1, HOSTILE, HOSTILE), stack),
+        orders=orders,
     )
     device = dataclasses.replace(profile.nodes[0].devices[0], model=HOSTILE, kind="gpu")
     node = dataclasses.replace(profile.nodes[0], node=HOSTILE, devices=(device,))
@@ -69,12 +79,14 @@ def test_no_escape_sequence_where_the_output_is_no_terminal(profile):
 
 
 @pytest.mark.parametrize("width", [80, 120])
-@pytest.mark.parametrize("kind", ["few", "many", "GPUs"])
+@pytest.mark.parametrize("kind", ["few", "many", "GPUs", "trimmed"])
 def test_no_line_is_wider_than_the_terminal_and_no_word_is_cut(profile, profiles, monkeypatch, width, kind):
     if kind == "many":
         profile = profiles.make(tensor=4, pipeline=4, data=4, layers=32, ranks_per_node=8)
     if kind == "GPUs":
         profile = with_gpus(profile)
+    if kind == "trimmed":
+        profile = profiles.trimmed(profile, step=11)
     monkeypatch.setattr("trimtab.terminal.PLAIN_WIDTH", width)
     text = shown(summarize(profile))
     assert max(map(len, text.splitlines())) <= width
@@ -110,19 +122,19 @@ def test_of_many_events_those_that_matter_are_shown(profile):
     assert "13 more events are in --html and --json" in text
 
 
-def test_text_of_a_job_cannot_drive_the_terminal(profile):
+def test_text_of_a_job_cannot_drive_the_terminal(profile, profiles):
     output = io.StringIO()
-    terminal.show(summarize(hostile(profile)), output)
+    terminal.show(summarize(hostile(profile, profiles.trimmed)), output)
     text = output.getvalue()
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     assert "[bold]x[/bold] :smile:" in text  # neither markup nor emoji: just text
     assert "owned" not in text
 
 
-def test_text_of_a_job_cannot_drive_a_terminal_with_colors(profile, monkeypatch):
+def test_text_of_a_job_cannot_drive_a_terminal_with_colors(profile, profiles, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     output = io.StringIO()
-    terminal.show(summarize(hostile(profile)), output)
+    terminal.show(summarize(hostile(profile, profiles.trimmed)), output)
     left = re.sub(r"\x1b\[[0-9;]*m", "", output.getvalue())  # rich's own colors
     assert Console(file=output).is_terminal
     assert "\x1b" not in left
@@ -137,17 +149,53 @@ def test_no_data_is_shown_with_its_reason(profile):
     assert "0.0%" not in text.partition("Devices")[2]
 
 
-def test_the_chain_of_attempts_is_listed(profile):
-    attempts = (
-        Attempt(1, profile.start_seconds - 500, 90.0, "failed", "rank 1 failed: no", "a.h5"),
-        Attempt(2, None, None, "damaged", "b.h5 is no profile", "b.h5"),
-        Attempt(3, profile.start_seconds, 60.0, "finished", "trained to step 30", "c.h5"),
+def test_orders_say_what_why_and_what_they_brought(profile, profiles):
+    text = shown(summarize(profiles.trimmed(profile, step=21)))
+    told = text.partition("What trimtab did")[2]
+    assert re.search(r"1  step 21  move layers: 4\|4 -> 5\|3 \(carried out\)\n", told)
+    assert "A step took 1,500 ms before, 1,180 ms expected, 1,200 ms measured after; training" in told
+    assert re.search(r"stood still for 0\.2 s, 3 MiB moved\.", told)
+    assert re.search(
+        r"2  step 26  move microbatches: 8 \(refused: 8 microbatches do not fit\)\n +there is one replica\n", told
     )
-    text = shown(dataclasses.replace(summarize(profile), attempts=attempts))
-    listed = text.partition("Attempts")[2]
-    assert "1 min 30 s" in listed
-    assert "failed: rank 1 failed: no" in listed
-    assert "damaged: b.h5 is no profile" in listed
+
+
+def test_settings_are_compared_and_the_headline_says_which_steps_it_is_of(profile, profiles):
+    text = shown(summarize(profiles.trimmed(profile, step=21)))
+    assert "A step takes 20.0% less time than at first: 1,200 ms instead of 1,500 ms" in text
+    assert re.search(r"1 +1-20 +1,500 ms +17\.2% +2\.2 s +4\|4 +8 +0\|0\n", text)
+    assert re.search(r"2 +21-30 +1,200 ms +3\.4% +0\.2 s +5\|3 +8 +0\|1\n", text)
+    assert "median of steps 21-30" in text
+    assert "0.00111 device-hours, 1.6% of steps 21-30; estimated" not in text  # not the sum over both
+    assert re.search(r"Imbalance +3\.4%  stage 0 is the slowest; the trigger is 10%; of steps 21-30", text)
+
+
+def test_where_ranks_hung_is_told_by_its_last_frame(profile):
+    texts = ["File a\n    wait()", "File b\n    read()", "File a\n    wait()"]
+    events = tuple(Event(1.0, "stack", stack_text(Stack(rank, 9, text))) for rank, text in enumerate(texts))
+    told = dataclasses.replace(profile, training=dataclasses.replace(profile.training, events=events))
+    text = shown(summarize(told)).partition("Where the ranks were when they hung\n")[2]
+    assert text == "   1 rank  1: File b read()\n  2 ranks  0,2: File a wait()\n"
+
+
+def test_the_chain_of_attempts_is_listed(profile):
+    attempts, chain = linked(
+        [
+            Attempt(
+                1, profile.start_seconds - 500, 90.0, "failed", "rank 1 failed: no", "a.h5", ("n1",), "TP1 × PP2 × DP1"
+            ),
+            Attempt(2, None, None, "damaged", "b.h5 is no profile", "b.h5"),
+            Attempt(3, profile.start_seconds, 60.0, "finished", "trained to step 30", "c.h5"),
+        ],
+        [run_of(profile.training), None, run_of(profile.training)],
+    )
+    listed = shown(dataclasses.replace(summarize(profile), attempts=attempts, chain=chain)).partition("Attempts")[2]
+    assert re.search(r"1 +2026-05-28 20:18:20 +1 min 30 s +1-30 +failed: rank 1 failed: no\n", listed)
+    assert "1 node: n1; TP1 × PP2 × DP1; 30 steps lost" in " ".join(listed.split())
+    assert re.search(r"2 +- +- +- +damaged: b.h5 is no profile\n", listed)
+    assert "Goodput 8.0%: 45.0 s of useful steps in 9 min 20 s" in listed
+    assert "Attempt 2 cannot be read" in listed
+    assert re.search(r"73\.2%  between attempts\n", listed)
 
 
 def test_a_locale_that_lacks_a_letter_is_no_error(profile):
