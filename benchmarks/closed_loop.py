@@ -82,6 +82,8 @@ class World:
     policy: Balance = field(default_factory=Balance)
     spare_nodes: int = 0
     no_restart: str = ""
+    restart_seconds: float | None = None
+    """As measured; None: not."""
     steps: int = 300
 
     @property
@@ -95,6 +97,11 @@ class World:
             train=Train(steps=self.steps),
             balance=self.policy,
         )
+
+    @property
+    def setting(self) -> Setting:
+        """What it begins with."""
+        return setting_of(self.job, self.shape)
 
     @property
     def costs(self) -> Costs:
@@ -122,7 +129,7 @@ class World:
 
     def best_seconds(self, step: int) -> float:
         """Of all layouts and shares of the microbatches, which may be tried where both are few."""
-        shape, job = self.shape, self.job
+        shape = self.shape
         layouts = [
             Layout(layers, shape.pipeline)
             for layers in itertools.product(range(1, self.layers), repeat=shape.pipeline)
@@ -134,8 +141,9 @@ class World:
             if shape.data > 1
             else [(total,)]
         )
-        first = setting_of(job, shape)
-        settings = (replace(first, layout=layout, microbatches=counts) for layout in layouts for counts in shares)
+        settings = (
+            replace(self.setting, layout=layout, microbatches=counts) for layout in layouts for counts in shares
+        )
         return min(self.step_seconds(setting, step) for setting in settings)
 
 
@@ -175,7 +183,7 @@ class Ranks:
     """Fake ranks of one tensor-parallel rank each: a place is a rank."""
 
     def __init__(self, world: World, seed: int) -> None:
-        self.world, self.setting = world, setting_of(world.job, world.shape)
+        self.world, self.setting = world, world.setting
         self.now_seconds = START_SECONDS
         self._random = np.random.default_rng(seed)
         self._loads = np.array([world.loads_in(step, self._random) for step in range(world.steps)])  # [T, R]
@@ -319,6 +327,7 @@ class _Loop:
             now_seconds=self.ranks.now_seconds,
             spare_nodes=world.spare_nodes,
             no_restart=world.no_restart,
+            restart_seconds=world.restart_seconds,
             cores=world.shape.world_size,
         )
         advice = advise(self.trimmer.question(self.account.training(), surroundings))
@@ -372,6 +381,9 @@ CASES: dict[str, World] = {
     "slow stage, for a while": World(speeds=slowed((0, 1), 1.6, ONE, last=160), steps=500),
     "slow place, for a while": World(shape=TWO, speeds=slowed((1, 1), 1.6, TWO, last=160), steps=500),
     "uneven data": World(shape=TWO, loads=uneven),
+    "noise, two replicas": World(
+        shape=TWO, head_layers=0.3, noise_ratio=0.05, correlation=0.5, outlier_ratio=0.02, steps=500
+    ),
     "noise": World(head_layers=0.3, noise_ratio=0.05, correlation=0.5, outlier_ratio=0.02, steps=500),
 }
 

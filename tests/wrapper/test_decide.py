@@ -255,6 +255,14 @@ def test_an_order_that_gains_too_little_or_costs_too_much_is_not_given():
         ({"triggered": False, "utilization_ratio": 0.8}, ""),
         ({"triggered": False, "utilization_ratio": 0.79}, "the devices are used 79%, below 80%"),
         ({"triggered": False, "asked": True}, "a user asks"),
+        ({"triggered": False, "fault": Fault("hardware")}, ""),
+        (
+            {"triggered": False, "fault": Fault("hardware"), "relieved": True},
+            "hardware is slow, though what could be was moved away from it",
+        ),
+        ({"triggered": False, "fault": Fault("data"), "confidence": 0.9}, "the sequences are uneven"),
+        ({"triggered": False, "fault": Fault("data"), "confidence": 0.5}, ""),
+        ({"triggered": False, "fault": Fault("data"), "confidence": 0.9, "live": False}, ""),
     ],
 )
 def test_what_asks_for_a_plan(fields, reason):
@@ -381,3 +389,29 @@ def test_a_plan_that_cannot_run_is_not_chosen():
 def test_what_is_saved_is_told_in_a_unit_that_can_be_read(seconds_left, words):
     decision = weigh(every(candidate(Kind.LAYERS, 0.1, 0.0)), situation(seconds_left=seconds_left), POLICY, Ledger())
     assert decision.order.reason == f"{words}, at no cost"
+
+
+def test_shares_that_no_slow_device_asks_for_any_more_are_evened_out():
+    """Both replicas are healthy, and one has the other's microbatches: the stages are apart for no cause."""
+    shifted = situation(
+        hardware=Hardware(np.ones((2, 2)), (math.inf, math.inf), ()),
+        plan=Plan(Layout((4, 4), 2), Schedule.ONE_F_ONE_B, (10, 6), (0, 0)),
+        shape=Shape(1, 2, 2),
+        fault=Fault("none"),
+    )
+    order = decide(shifted, POLICY, Ledger()).order
+    assert order.kind is Kind.MICROBATCHES
+    assert order.plan.microbatches == (8, 8)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in Kind if kind.restarts])
+def test_a_job_that_cannot_be_begun_again_is_not_restarted(kind):
+    fault = Fault("hardware") if kind is Kind.EXCLUDE else Fault("intrinsic")
+    found = every(candidate(kind, 0.5))
+    can, cannot = (
+        weigh(found, situation(fault=fault, no_restart=reason), POLICY, Ledger().endured(fault, 100.0))
+        for reason in ("", "requeue.enabled is false")
+    )
+    assert can.order.kind is kind
+    assert cannot.order is None
+    assert verdict(cannot, kind) is Verdict.IMPOSSIBLE

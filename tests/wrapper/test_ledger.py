@@ -56,3 +56,11 @@ def test_an_order_whose_effect_is_not_yet_measured_has_not_failed():
 def test_the_effect_of_no_order_cannot_be_measured():
     with pytest.raises(ValueError, match="no order was given"):
         Ledger().measured(1.0)
+
+
+def test_what_was_refused_is_not_tried_again_wherever_the_fault_is():
+    ledger = Ledger().given(given(fault=SLOW)).refused()
+    assert ledger.failed(SLOW) == {Kind.LAYERS}
+    assert ledger.failed(Fault("hardware", ((0, 0),))) == {Kind.LAYERS}
+    assert ledger.failed(HEAVY) == set()
+    assert Ledger().refused() == Ledger()

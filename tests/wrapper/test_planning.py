@@ -534,3 +534,55 @@ def test_a_step_of_one_microbatch_has_one(case):
     job = dataclasses.replace(JOB, batch=Batch(microbatch_size=16, global_batch_size=16))
     found = from_job("job.toml", job, nodes=1, gpus_per_node=8, gpu="h200")
     assert ", 1 microbatch of 16, " in shown(answer(found))
+
+
+def reshaped(profile, layout, microbatches="8", recomputed_layers="0|0", first_step=1):
+    """The profile of a run whose ranks were reshaped after the step before `first_step`."""
+    rows = [(0, "Etttt|ttttL", "8", "0|0"), (first_step, layout, microbatches, recomputed_layers)]
+    names = ("step", "layout", "microbatches", "recomputed_layers")
+    table = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return dataclasses.replace(profile, training=dataclasses.replace(profile.training, settings=table))
+
+
+def test_a_plan_begins_with_what_the_ranks_were_reshaped_to(case, profile):
+    found = answer(case(reshaped(profile, "Ettttt|tttL")))
+    assert found.case.situation.plan.layout == Layout((5, 3), 2)
+    assert considered(found, Kind.NOTHING).plan.layout == Layout((5, 3), 2)
+
+
+def test_what_it_was_reshaped_to_is_what_the_next_run_shall_begin_with(case, profile):
+    level = profile.training.stages | {
+        name: np.full(len(profile.training.stages["step"]), seconds)
+        for name, seconds in (("forward_seconds", 0.25), ("backward_seconds", 0.5))
+    }
+    even = dataclasses.replace(profile, training=dataclasses.replace(profile.training, stages=level))
+    found = answer(case(reshaped(even, "Ettttt|tttL")))
+    assert found.decision.order is None
+    assert found.job_lines == ("[parallel]", 'layout = "Ettttt|tttL"')
+    assert "What it was reshaped to while it ran is, in the job file" in found.sentence
+
+
+def test_only_steps_since_the_last_reshape_count(case, profile):
+    assert case(reshaped(profile, "Ettttt|tttL", first_step=11)).measured_steps == 15
+    with pytest.raises(
+        PlanError, match="4 whole steps are recorded after the last reshape and its warm-up of 5, and 5"
+    ):
+        case(reshaped(profile, "Ettttt|tttL", first_step=22))
+
+
+def test_what_was_recomputed_is_no_cost_of_the_layers(case, profile):
+    """All of stage 0's layers are recomputed: its backward has their forward once more."""
+    stages = dict(profile.training.stages)
+    first = stages["stage"] == 0
+    stages["backward_seconds"] = stages["backward_seconds"] + np.where(first, stages["forward_seconds"], 0.0)
+    again = dataclasses.replace(profile, training=dataclasses.replace(profile.training, stages=stages))
+    plain, found = case(profile), case(reshaped(again, "Etttt|ttttL", recomputed_layers="4|0"))
+    assert found.situation.plan.recomputed_layers == (4, 0)
+    # The embedding is a small part of the first stage's forward, and is not recomputed.
+    for one, other in zip(plain.situation.costs.layers, found.situation.costs.layers, strict=True):
+        assert other.backward_seconds == pytest.approx(one.backward_seconds, rel=0.01)
+
+
+def test_a_setting_that_is_none_of_the_job_is_damage(case, profile):
+    with pytest.raises(PlanError, match="the layout has 7 layers, the model has 8: it is damaged"):
+        case(reshaped(profile, "Etttt|tttL"))

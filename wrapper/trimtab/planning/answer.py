@@ -11,7 +11,7 @@ from trimtab.balance.deciding.decide import Considered, Decision, Verdict, doubt
 from trimtab.balance.deciding.ledger import Ledger
 from trimtab.balance.deciding.situation import Kind
 from trimtab.planning.situation import Case
-from trimtab.protocol import Job, Layout
+from trimtab.protocol import Job, Layout, layout_of
 
 SCHEMA = 1
 LOOKS_ALIKE = (
@@ -29,14 +29,15 @@ class Answer:
 
     @property
     def job_lines(self) -> tuple[str, ...]:
-        """What to change in the job file; empty: nothing, or nothing that a job file can say."""
-        order = self.decision.order
-        return job_lines(self.case.job, changed_job(self.case.job, order)) if order else ()
+        """What to change in the job file, for it to begin with what is chosen; empty: nothing, or nothing that a job
+        file can say."""
+        chosen = self.decision.order or self.decision.considered[0]
+        return job_lines(self.case.job, changed_job(self.case.job, chosen))
 
     @property
     def sentence(self) -> str:
         """The decision, its reason, and how it is carried out."""
-        return f"{self.told} {self.to_do}" if self.decision.order else self.told
+        return f"{self.told} {self.to_do}".strip()
 
     @property
     def told(self) -> str:
@@ -54,15 +55,16 @@ class Answer:
     @property
     def to_do(self) -> str:
         """How the order is carried out, in a sentence; empty: there is none."""
-        order = self.decision.order
+        order, lines = self.decision.order, self.job_lines
         if order is None:
-            return ""
+            return f"What it was reshaped to while it ran is, in the job file{self._options}:" if lines else ""
         if order.kind is Kind.EXCLUDE:
             again = f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
-            return f"{again}, and in the job file:" if self.job_lines else again
-        if self.job_lines:
+            return f"{again}, and in the job file:" if lines else again
+        if lines and order.kind not in (Kind.MICROBATCHES, Kind.REPACK):
             return f"In the job file, for the next run{self._options}:"
-        return "No key of the job file says this: it takes an order to running ranks."
+        no_key = "No key of the job file says this: it takes an order to running ranks."
+        return f"{no_key} What it was reshaped to before is, in the job file:" if lines else no_key
 
     @property
     def _options(self) -> str:
@@ -88,22 +90,30 @@ def decided(case: Case, ledger: Ledger, since_seconds: float) -> tuple[Decision,
 
 
 def changed_job(job: Job, order: Considered) -> Job:
-    """The job that an order asks for; the same where no key of it says that."""
-    if order.plan is None or order.kind in (Kind.NOTHING, Kind.MICROBATCHES, Kind.REPACK):
+    """The job that begins with what an order asks for; the same where no key of it says that."""
+    plan = order.plan
+    if plan is None:
         return job
-    layout, recomputed_layers = order.plan.layout, order.plan.recomputed_layers
+    recomputed_layers = plan.recomputed_layers if any(plan.recomputed_layers) else ()
+    if order.configuration is None and (plan.layout, recomputed_layers) == _as_submitted(job):
+        return job
     parallel = replace(
         job.parallel,
-        pipeline=layout.stages,
-        virtual=layout.virtual,
-        layout=_layout_text(layout),
-        recomputed_layers=recomputed_layers if any(recomputed_layers) else (),
+        pipeline=plan.layout.stages,
+        virtual=plan.layout.virtual,
+        layout=_layout_text(plan.layout),
+        recomputed_layers=recomputed_layers,
     )
     if order.configuration is None:
         return replace(job, parallel=parallel)
     tensor, microbatch_size = order.configuration.shape.tensor, order.configuration.microbatch_size
     parallel = replace(parallel, tensor=tensor, sequence_parallel=parallel.sequence_parallel and tensor > 1)
     return replace(job, parallel=parallel, batch=replace(job.batch, microbatch_size=microbatch_size))
+
+
+def _as_submitted(job: Job) -> tuple[Layout, tuple[int, ...]]:
+    recomputed_layers = job.parallel.recomputed_layers
+    return layout_of(job), recomputed_layers if any(recomputed_layers) else ()
 
 
 def _layout_text(layout: Layout) -> str:

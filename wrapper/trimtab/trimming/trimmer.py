@@ -43,12 +43,12 @@ class Sight:
 
 @dataclass(frozen=True)
 class _Effect:
-    """An order that the ranks carry out, or have carried out: what it brings is still measured."""
+    """An order that is carried out: what it brings is still measured."""
 
     record: OrderRecord
-    setting: Setting
-    """What it makes of theirs."""
-    relieved_seconds: float | None
+    setting: Setting | None
+    """What it makes of that of the ranks; None: it was a restart, and they run what it led to."""
+    relieved_seconds: float | None = None
     """Where it is given against slow hardware: since when that is slow."""
     skip: int = WARM_UP_STEPS
     """Steps under it that are still to be left out."""
@@ -84,8 +84,29 @@ class Trimmer:
         return self._ledger.orders
 
     def restored(self, orders: Sequence[Given]) -> None:
-        """Remember the orders of earlier attempts: they count for the rest after an order, and as tried."""
+        """Remember the orders of earlier attempts: they count for the rest after an order, and as tried.
+
+        What the restart has brought that ended the last attempt shows in this one.
+        """
         self._ledger = replace(self._ledger, orders=(*orders, *self._ledger.orders))
+        last = orders[-1] if orders else None
+        if last and last.fault.cause == "hardware" and not last.kind.restarts and not last.refused:
+            self._relieved_seconds = last.time_seconds
+        if last and last.kind.restarts and last.measured_gain_ratio is None and not last.refused:
+            self._numbers += 1
+            record = OrderRecord(
+                number=self._numbers,
+                step=0,
+                time_seconds=last.time_seconds,
+                kind=str(last.kind),
+                before="",
+                after=str(self.setting),
+                reason="asked for in the attempt before",
+                before_seconds=last.step_seconds,
+                predicted_seconds=last.step_seconds * (1 - last.promised_gain_ratio),
+                outcome="carried out",
+            )
+            self._effect = _Effect(record, setting=None)
 
     def see(self, step: Step) -> Sight:
         """The next whole step."""
@@ -183,30 +204,32 @@ class Trimmer:
 
     def _reshaped(self, message: Reshaped) -> Sight:
         effect = self._effect
+        ordered = effect is not None and effect.setting is not None
         if message.refused:
-            return self.refused(effect.record, message.refused) if effect else Sight()
+            return self.refused(effect.record, message.refused) if effect and ordered else Sight()
         self.setting, self._first_step, self._owed = message.setting, message.step + 1, False
         moving_seconds = message.moved_bytes / self._toll.moved_bytes_per_second
         self._toll = replace(self._toll, reshape_seconds=max(0.0, message.seconds - moving_seconds))
         if effect is None:
             return Sight()
+        record = replace(effect.record, step=self._first_step, after=str(message.setting))
+        self._effect = replace(effect, record=record, skip=WARM_UP_STEPS, seconds=())
+        if not ordered:
+            return Sight()
         record = replace(
-            effect.record,
-            step=self._first_step,
-            cost_seconds=message.seconds,
-            moved_bytes=float(message.moved_bytes),
-            outcome="carried out",
+            record, cost_seconds=message.seconds, moved_bytes=float(message.moved_bytes), outcome="carried out"
         )
-        self._effect, self._relieved_seconds = replace(effect, record=record), effect.relieved_seconds
+        self._effect, self._relieved_seconds = replace(self._effect, record=record), effect.relieved_seconds
         return Sight(records=(record,))
 
     def _measure(self, step: Step) -> Sight:
         """What the last order has brought, once a window of steps has shown it."""
         effect = self._effect
-        if effect is None or effect.setting != self.setting:
+        if effect is None or effect.setting not in (None, self.setting):
             return Sight()
         if effect.skip:
-            self._effect = replace(effect, skip=effect.skip - 1)
+            record = replace(effect.record, step=effect.record.step or step.step)
+            self._effect = replace(effect, record=record, skip=effect.skip - 1)
             return Sight()
         seconds = (*effect.seconds, step.duration_seconds)
         if len(seconds) < self._policy.window_steps:

@@ -188,6 +188,8 @@ def _best_already(situation: Situation) -> str:
     if situation.fault.cause != "hardware" or not situation.fault.places:
         return text
     held = max(len(situation.plan.layout.stage_layers(stage)) for _, stage in situation.fault.places)
+    if not held:  # embedding or head alone
+        return text
     return f"{text}: with {held} on a slow stage, moving one helps only if it is slower than {1 + 1 / held:.2f} times"
 
 
