@@ -9,12 +9,14 @@ from hypothesis import strategies as st
 from trimtab import stacks
 from trimtab.account import MOST_BEHIND_STEPS, Account
 from trimtab.protocol import (
+    Batch,
     Done,
     Failed,
     Hello,
     Job,
     Layout,
     Notice,
+    Parallel,
     Probe,
     Reshaped,
     Saved,
@@ -150,6 +152,17 @@ def test_settings_and_orders_are_tables_of_their_own(tmp_path):
     np.testing.assert_array_equal(orders["measured_seconds"], [1.75, np.nan])
     np.testing.assert_array_equal(orders["moved_bytes"], [2048.0, np.nan])
     assert orders.keys() == {field.name for field in dataclasses.fields(OrderRecord)}
+
+
+def test_before_a_reshape_what_the_job_says_has_run(tmp_path):
+    job = job_to_json(Job(parallel=Parallel(pipeline=2), batch=Batch(microbatch_size=2, global_batch_size=16)))
+    recorder = Recorder(tmp_path, dataclasses.replace(identity(), job=job))
+    feed(recorder)
+    recorder.message(Reshaped(0, 1, BETTER, "", 0.25, 2048, 1024))
+    settings = columns(profile.read(recorder.finish(0, "")).training.settings)
+    assert settings["step"] == [1, 2]
+    assert settings["layout"] == ["Ett|ttL".replace("tt", "t" * (Job().model.layers // 2)), "Ettt|tL"]
+    assert settings["microbatches"] == ["8", "9|7"]
 
 
 def test_a_refused_reshape_changes_no_setting_and_is_an_event(tmp_path):

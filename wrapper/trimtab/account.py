@@ -16,15 +16,18 @@ from trimtab.balance.measuring.steps import StageStep, Step, assemble
 from trimtab.protocol import (
     Failed,
     Hello,
+    JobError,
     Notice,
     Probe,
     Reshaped,
     Saved,
     Setting,
+    Shape,
     Stack,
     StepReport,
     job_from_json,
     setting_from,
+    setting_of,
 )
 from trimtab.wording import data_size, duration, number_spans
 from trimtab_slurm.contents import Column, Event, Profile, Table, TrainingProfile
@@ -104,7 +107,7 @@ class OrderRecord:
     """How long training stood still for it."""
     moved_bytes: float | None = None
     outcome: str = "given"
-    """given, carried out, "refused: ...", or told only (dry run)."""
+    """given, carried out, "refused: ...", asked for (of the user), or told only (dry run)."""
 
 
 class Account:
@@ -205,6 +208,8 @@ class Account:
         """All of it, as it is now."""
         identity = self._identity
         unfinished = [assemble(reports, self._ranks) for reports in self._pending.values()]
+        steps = self._steps_table(unfinished)
+        settings = self._settings_from(int(steps["step"][0])) if len(steps["step"]) else self._settings
         return TrainingProfile(
             start_seconds=identity.start_seconds,
             end_seconds=self._end_seconds,
@@ -218,12 +223,12 @@ class Account:
                 "window_steps": self._job.balance.window_steps,
                 "job": identity.job,
             },
-            steps=self._steps_table(unfinished),
+            steps=steps,
             stages=self._stages.table([stage for step in unfinished for stage in step.stages]),
             ranks=_ranks_table([self._ranks[rank] for rank in sorted(self._ranks)]),
             events=tuple(self._events),
             probes=_probes_table(self._probes) if self._probes else {},
-            settings=_settings_table(self._settings) if self._settings else {},
+            settings=_settings_table(settings) if settings else {},
             orders=_orders_table([self._orders[number] for number in sorted(self._orders)]) if self._orders else {},
             checkpoints=_checkpoints_table(self._saves) if self._saves else {},
         )
@@ -233,6 +238,17 @@ class Account:
         steps = len(table["step"])
         sizes = {name: np.full(steps, getattr(batch, name)) for name in ("microbatch_size", "global_batch_size")}
         return {**table, **sizes}
+
+    def _settings_from(self, first_step: int) -> Mapping[int, Setting]:
+        """What ran, from the first step on: what the job says, unless it was told otherwise."""
+        identity = self._identity
+        if self._settings and min(self._settings) <= first_step:
+            return self._settings
+        try:
+            initial = setting_of(self._job, Shape(identity.tensor, identity.pipeline, identity.data))
+        except JobError:
+            return self._settings  # of a job that no ranks could have run
+        return {first_step: initial, **self._settings}
 
     def profile(self) -> Profile:
         """All of it, as a profile that holds only the training part."""

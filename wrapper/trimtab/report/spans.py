@@ -25,7 +25,10 @@ class Span:
 
 
 def spans(training: TrainingProfile) -> tuple[Span, ...]:
-    """Ascending, at least one: of all steps where nobody has said what ran. Settings that change nothing are none."""
+    """Ascending, at least one; what ran is not known of steps before the first that is recorded.
+
+    What changes nothing is no other setting.
+    """
     step, table = np.asarray(training.steps["step"], dtype=np.int64), training.settings
     if not table or not len(table["step"]):
         return (Span(int(step[0]) if len(step) else 1, (), (), (), np.arange(len(step))),)
@@ -34,9 +37,9 @@ def spans(training: TrainingProfile) -> tuple[Span, ...]:
     for row in sorted(zip(*columns, strict=True)):
         if not changes or changes[-1][1:] != row[1:]:
             changes.append(row)
-    # What was measured before anybody said what ran, ran under the first.
-    of = np.maximum(np.searchsorted([first for first, *_ in changes], step, side="right") - 1, 0)
-    return tuple(
+    # [S] the place of each step's setting among the changes; -1: before anybody said what ran.
+    of = np.searchsorted([first for first, *_ in changes], step, side="right") - 1
+    known = tuple(
         Span(
             first,
             tuple(part.count("t") for part in layout.split("|")),
@@ -46,6 +49,8 @@ def spans(training: TrainingProfile) -> tuple[Span, ...]:
         )
         for place, (first, layout, microbatches, recomputed) in enumerate(changes)
     )
+    before = np.flatnonzero(of < 0)
+    return (Span(int(step[0]), (), (), (), before), *known) if len(before) else known
 
 
 def passes(training: TrainingProfile, found: tuple[Span, ...], virtual: int) -> Floats:
