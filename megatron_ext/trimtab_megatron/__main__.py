@@ -51,8 +51,7 @@ def main() -> int:
             control.hello(introduction(who))
         control.send(Failed(who.rank, step[0], _in_one_line(error), _is_lost_peer(error)))
         control.close()
-        sys.stderr.flush()
-        os._exit(1)  # threads of a broken process group could keep the interpreter from ending
+        return 1
     control.send(Done(who.rank, step[0]))
     control.close()
     return 0
@@ -88,13 +87,21 @@ def _in_one_line(error: Exception) -> str:
     return text if isinstance(error, (JobError, RankError)) else f"{type(error).__name__}: {text}"
 
 
-def _is_lost_peer(error: Exception) -> bool:
+def _is_lost_peer(error: BaseException | None) -> bool:
+    """Whether it is, or was raised for, a broken connection."""
     import torch.distributed as dist
 
-    if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
-        return True
-    return any(sign in str(error) for sign in _PEER_LOST)
+    while error is not None:
+        if isinstance(error, (dist.DistBackendError, dist.DistNetworkError)):
+            return True
+        if any(sign in str(error) for sign in _PEER_LOST):
+            return True
+        error = error.__cause__
+    return False
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)  # threads of a broken process group could keep the interpreter from ending
