@@ -143,8 +143,9 @@ def test_what_slurm_would_hold_for_ever_is_named():
     assert infeasible(job, _partition(4), ("n3",), 3) == ""
     assert infeasible(job, _partition(4), ("n2",), 3) == "n2 cannot be left out: the job asks for them by name"
     assert infeasible(job, _partition(4), (), 1) == ("the job asks for 2 nodes by name, which is more than 1")
+    assert infeasible(JOB, _partition(4, n3="DOWN*", n4="UNKNOWN"), ("n1", "n2"), 2) == ""  # Slurm waits for them
     assert infeasible(JOB, _partition(4), ("n1", "n2", "n3"), 2) == (
-        "1 node would be left that could run the job, which needs 2"
+        "without those that it would leave out, 1 node could run it, and it needs 2"
     )
 
 

@@ -78,13 +78,15 @@ class _Asking:
         job, now = self._job, self._client.job(self._job.job_id)
         if now is None or now.user != job.user:
             return self.result(f"Slurm no longer knows job {job.job_id}")
-        self.requeued = now.restart_count > job.restart_count
+        # It waits, though it runs: slurmctld was restarted, and has forgotten that it had begun.
+        self.requeued = now.restart_count > job.restart_count or now.state == "PENDING"
         if not self.requeued and (obstacle := why_not(now)):
             return self.result(obstacle)
         if not self._checked:
             self._check()
         if not self.requeued:
             self._client.requeue(job)
+            self.requeued = True
         elif now.state not in _WAITING:
             return self.result("the next attempt has begun already")
         elif not self._updated:

@@ -44,7 +44,7 @@ def exclude(
     own = tuple(node for node in job.excluded_nodes if node not in chain.asked)
     latest = {exclusion.node: exclusion for exclusion in (*chain.exclusions, *faulty)}
     newest_first = sorted(latest.values(), key=lambda exclusion: (-exclusion.since_seconds, exclusion.node))
-    candidates = {node.name for node in suitable(job, partition)} - {*own, *job.required_nodes}
+    candidates = {node.name for node in suitable(job, partition) if node.usable} - {*own, *job.required_nodes}
     room = len(candidates) - (nodes - len(job.required_nodes))
     places = most_excluded(len(partition), policy)
     kept: list[Exclusion] = []
@@ -70,16 +70,14 @@ def most_excluded(partition_nodes: int, policy: Requeue) -> int:
 
 
 def suitable(job: JobState, partition: Iterable[Node]) -> tuple[Node, ...]:
-    """Nodes that can run a share of a running job: in service, with no less than each of its nodes has, and with the
-    features of its constraint that all of its nodes have."""
+    """Nodes that can run a share of a running job when they are in service: with no less than one of its nodes has, and
+    with the features of its constraint that all of its nodes have."""
     nodes = tuple(partition)
     held = [node for node in nodes if node.name in job.nodes]
     named = set(re.findall(r"[\w.-]+", job.constraint))
     features = named.intersection(*(node.features for node in held)) if held else named
     return tuple(
-        node
-        for node in nodes
-        if node.usable and features <= set(node.features) and any(node.has_all_of(one) for one in held or [node])
+        node for node in nodes if features <= set(node.features) and any(node.has_all_of(one) for one in held or [node])
     )
 
 
@@ -90,7 +88,10 @@ def spare(job: JobState, partition: Iterable[Node]) -> tuple[str, ...]:
 
 
 def infeasible(job: JobState, partition: Iterable[Node], excluded: Iterable[str], nodes: int) -> str:
-    """Why a job could not run on `nodes` nodes without these; empty: it could."""
+    """Why Slurm would hold a job for ever that asks for `nodes` nodes without these; empty: it would not.
+
+    Nodes that are out of service count: for them, Slurm waits.
+    """
     out = set(excluded)
     if required := out.intersection(job.required_nodes):
         return f"{', '.join(sorted(required))} cannot be left out: the job asks for them by name"
@@ -98,7 +99,7 @@ def infeasible(job: JobState, partition: Iterable[Node], excluded: Iterable[str]
         return f"the job asks for {len(job.required_nodes)} nodes by name, which is more than {nodes}"
     left = [node for node in suitable(job, partition) if node.name not in out]
     if len(left) < nodes:
-        return f"{plural(len(left), 'node')} would be left that could run the job, which needs {nodes}"
+        return f"without those that it would leave out, {plural(len(left), 'node')} could run it, and it needs {nodes}"
     return ""
 
 
