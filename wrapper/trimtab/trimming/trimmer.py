@@ -161,11 +161,11 @@ class Trimmer:
         The same is told once for each cause and place; what is only told, is not counted as given.
         """
         self._deciding = False
+        if not advice.asked:
+            return Sight()
         self._ledger, self._settled_seconds = advice.ledger, advice.time_seconds
         decision, situation = advice.answer.decision, advice.answer.case.situation
         kind = str(decision.order.kind) if decision.order else ""
-        if not advice.asked:
-            return Sight()
         if not advice.acts:
             key = kind, situation.fault, decision.order.change if decision.order else ""
             if key in self._told:
