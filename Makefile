@@ -11,7 +11,8 @@ OTHER_VENV ?= .venv-mcore
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo        train on a real Slurm on this machine, and report"
+	@echo "make demo        train on a real Slurm on this machine, and report;"
+	@echo "                 SCENARIO=? lists what else it can show"
 	@echo "make test        run every test"
 	@echo "make lint        ruff and mypy"
 	@echo "make test-mcore  run the ranks' tests on the Megatron-core of OTHER_PYTHON=$(OTHER_PYTHON)"
@@ -33,8 +34,12 @@ $(VENV)/.ready-test: $(VENV)/.ready
 
 demo: $(VENV)/.ready
 	@rm -rf $(DEMO) && mkdir $(DEMO)
+ifdef SCENARIO
+	@cd $(DEMO) && $(abspath $(VENV))/bin/python ../examples/demo/scenarios.py "$(SCENARIO)"
+else
 	@cd $(DEMO) && $(TRIMTAB) sandbox run --profiles profiles -- $(TRIMTAB) submit \
 		../examples/demo/job.toml --template cpu-demo --nodes 2 --gpus-per-node 2 --time 0:15:00 --follow
+endif
 
 test: $(VENV)/.ready-test
 	$(VENV)/bin/python -m pytest
