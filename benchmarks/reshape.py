@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -41,7 +40,7 @@ from trimtab.protocol import (
     setting_of,
 )
 
-RANKS, MOVES, MOVED_LAYERS = 4, 3, 2
+RANKS, MOVED_LAYERS = 4, 2
 INSIDE, RANK = "TRIMTAB_BENCHMARK_INSIDE", "TRIMTAB_BENCHMARK_MEMORY"
 HEAD = (
     f"{'model':>9}{'million':>9}{'in place, first':>17}{'later':>8}{'restarted':>11}{'ratio':>7}"
@@ -82,12 +81,11 @@ async def measure(size: str, directory: Path) -> str:
 
     ranks = Ranks(job, directory)
     await ranks.start()
-    await ranks.until(lambda: ranks.steps >= 1)
+    await ranks.until(0, 1)
     for was, will in ((begin, moved), (moved, begin), (begin, moved)):
         told, steps = len(ranks.all(Reshaped)), ranks.steps
         ranks.order(Order("reshape", "benchmark", will, was.fingerprint))
-        await ranks.until(lambda told=told: len(ranks.all(Reshaped)) > told)
-        await ranks.until(lambda steps=steps: ranks.steps >= steps + 2)
+        await ranks.until(told + 1, steps + 2)
     ranks.order(Order("stop", "benchmark"))
     await ranks.end()
     moves = ranks.all(Reshaped)
@@ -139,7 +137,6 @@ class Ranks:
     def __init__(self, job: Job, directory: Path) -> None:
         self._job, self._directory = job, directory
         self._messages: list[Message] = []
-        self._heard = asyncio.Condition()
         self._server = ControlServer(self._receive, lambda rank: None)
 
     async def start(self) -> None:
@@ -163,7 +160,7 @@ class Ranks:
     @property
     def steps(self) -> int:
         """The last step that all ranks have taken."""
-        taken = {rank: 0 for rank in range(RANKS)} | {report.rank: report.step for report in self.all(StepReport)}
+        taken = dict.fromkeys(range(RANKS), 0) | {report.rank: report.step for report in self.all(StepReport)}
         return min(taken.values())
 
     def all(self, kind: type[Any]) -> list[Any]:
@@ -174,18 +171,21 @@ class Ranks:
         """Give it to all."""
         self._server.send(order)
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait for what they say, as long as they run."""
-        while not condition():
+    async def until(self, moves: int, steps: int) -> None:
+        """Wait until they have made so many moves and taken so many steps."""
+        while len(self.all(Reshaped)) < moves or self.steps < steps:
             if self._process.returncode is not None:
-                raise click.ClickException((self._directory / "log").read_text()[-9000:])
+                raise click.ClickException(self._complaint())
             await asyncio.sleep(0.01)
 
     async def end(self) -> None:
         """Wait for their end."""
         if await self._process.wait():
-            raise click.ClickException((self._directory / "log").read_text()[-9000:])
+            raise click.ClickException(self._complaint())
         await self._server.close()
+
+    def _complaint(self) -> str:
+        return (self._directory / "log").read_text()[-9000:]
 
     def _receive(self, rank: int, message: Message) -> None:
         self._messages.append(message)
@@ -201,14 +201,16 @@ def rank() -> int:
     from trimtab_megatron import __main__ as program
     from trimtab_megatron import run as runs
     from trimtab_megatron import train
+    from trimtab_megatron.control import Control
+    from trimtab_megatron.world import World
 
     obey, prepare = train.obey, runs.prepare
     without_model = 0
 
-    def measured_prepare(*arguments: Any) -> runs.Run:
+    def measured_prepare(job: Job, world: World, control: Control) -> runs.Run:
         nonlocal without_model
         without_model = _resident("VmRSS")
-        return prepare(*arguments)
+        return prepare(job, world, control)
 
     def measured_obey(run: runs.Run, order: Order) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew

@@ -22,6 +22,8 @@ class Holdings:
     def __init__(self, engine: Engine, with_states: bool) -> None:
         """Raises ValueError where two tensors of the engine have one name."""
         self.shards: dict[Key, Shard] = {}
+        # A distributed optimizer keeps the model's parameters in one buffer, where they have to stay.
+        self._in_buffers = engine.job.parallel.distributed_optimizer
         self._tensors: dict[Key, torch.Tensor] = {}
         self._optimized: dict[str, tuple[torch.optim.Optimizer, torch.Tensor]] = {}
         self._owners: dict[Key, torch.Tensor] = {}
@@ -63,12 +65,16 @@ class Holdings:
         return self.tensor(key)
 
     def take_over(self, key: Key, other: "Holdings") -> bool:
-        """Take the other's tensor for a state of the same elements instead of a copy; whether that can be."""
+        """Take the other's memory of the same elements instead of a copy; whether that can be."""
         name, kind = key
-        if kind not in STATES or other.shards.get(key) != self.shards[key]:
+        if other.shards.get(key) != self.shards[key] or (kind == MODEL and self._in_buffers):
             return False
-        optimizer, main = self._optimized[name]
-        optimizer.state[main][kind] = other.tensor(key).view(main.shape)
+        if kind in STATES:
+            optimizer, main = self._optimized[name]
+            optimizer.state[main][kind] = other.tensor(key).view(main.shape)
+        else:
+            self._owners[key].data = other._owners[key].data
+            self._tensors[key] = other._tensors[key]
         return True
 
     def release(self, names: set[str]) -> None:

@@ -14,9 +14,10 @@ after, m bytes for each of the model's (4 in fp32, else 2), f for its fp32 copy 
 share the optimizer's states (1, or with a distributed optimizer the replicas):
 
     preparing: n (m + (f + 8) / r) + k (m + 4 + f / r)
-    moving: n (m + (f + 8) / r) + k (m + f / r) + 8 (what has come before as much has gone) / r + 2 layers' messages
+    moving: n (m + (f + 8) / r) + k (m + f / r) + 8 (come so far - gone so far) / r + one layer sent, one received
 
-of which the first is the larger. A step takes n (m + 4 + (f + 8) / r), and its activations.
+The first is the larger, unless more than half of what is held after has come before anything has gone. A step takes
+n (m + 4 + (f + 8) / r), and its activations. On a CPU what is prepared counts once it is written to: less.
 """
 
 import time
