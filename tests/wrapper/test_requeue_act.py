@@ -103,7 +103,7 @@ def _requeue(slurm, *, excluded=("n2",), nodes=1, job=JOB, **options):
 
 def test_a_job_is_requeued_and_then_updated():
     slurm = ScriptedSlurm()
-    assert _requeue(slurm) == Requeued(True, "on 1 nodes without n2")
+    assert _requeue(slurm) == Requeued(True, "on 1 node without n2")
     assert slurm.asked == ["job", "nodes of main", "requeue 7", "job", (("n2",), 1), "job"]
 
 
@@ -123,14 +123,14 @@ def test_where_nothing_changes_nothing_is_updated():
 @settings(deadline=None)
 def test_whatever_goes_unanswered_is_done_once(silences):
     slurm = ScriptedSlurm(silences=list(silences))
-    assert _requeue(slurm) == Requeued(True, "on 1 nodes without n2")
+    assert _requeue(slurm) == Requeued(True, "on 1 node without n2")
     assert (slurm.state.restart_count, slurm.state.excluded_nodes, slurm.state.least_nodes) == (1, ("n2",), 1)
     assert slurm.asked.count("requeue 7") == 1
 
 
 def test_what_slurm_has_requeued_itself_is_only_updated():
     slurm = ScriptedSlurm(replace(JOB, state="COMPLETING", restart_count=1))  # after a preemption
-    assert _requeue(slurm) == Requeued(True, "on 1 nodes without n2")
+    assert _requeue(slurm) == Requeued(True, "on 1 node without n2")
     assert "requeue 7" not in slurm.asked
 
 
@@ -158,7 +158,7 @@ def test_a_job_that_its_time_limit_is_ending_may_begin_again():
 
 def test_a_job_that_slurm_has_forgotten_to_run_waits_and_is_only_updated():
     slurm = ScriptedSlurm(replace(JOB, state="PENDING"))
-    assert _requeue(slurm) == Requeued(True, "on 1 nodes without n2")
+    assert _requeue(slurm) == Requeued(True, "on 1 node without n2")
     assert "requeue 7" not in slurm.asked
 
 
@@ -303,12 +303,12 @@ def _begun(line):
 @pytest.mark.parametrize(
     ("name", "told", "nodes", "excluded"),
     [
-        ("fewer", "on 1 nodes without n4, n1", 1, "n4,n1"),
+        ("fewer", "on 1 node without n4, n1", 1, "n4,n1"),
         ("more", "on 3 nodes without n1", 3, "n1"),
         ("tasks", f"without n1; {STAYS.format('--ntasks=2')}", 2, "n1"),
         ("per_node", f"without n1; {STAYS.format('--ntasks-per-node')}", 2, "n1"),
         ("all_out", "as it was; without those that it would leave out, 1 node could run it, and it needs 2", 2, "none"),
-        ("others", "on 1 nodes without n1", 1, "n1"),  # requeued from outside, as after a preemption
+        ("others", "on 1 node without n1", 1, "n1"),  # requeued from outside, as after a preemption
         ("task-3", "without n1", 1, "n1"),  # its job id is the array's
     ],
 )

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trimtab.requeue.exclusions import infeasible
+from trimtab.wording import plural
 from trimtab_slurm.cluster import JobState, SlurmClient, SlurmError, SlurmSilent
 
 PATIENCE_SECONDS = 300.0
@@ -109,7 +110,7 @@ class _Asking:
             return Requeued(False, "; ".join(more))
         asked = []
         if self._updated and self._nodes is not None:
-            asked.append(f"on {self._nodes} nodes")
+            asked.append(f"on {plural(self._nodes, 'node')}")
         if self._updated and self._excluded:
             asked.append(f"without {', '.join(self._excluded)}")
         return Requeued(True, "; ".join([" ".join(asked) or "as it was", *self._complaints, *more]))
