@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.protocol import JobError, job_from_dict
@@ -12,6 +12,7 @@ from trimtab_megatron.identity import RankError
 from trimtab_megatron.tokens import Tokens
 
 
+@settings(deadline=None)
 @given(st.integers(1, 50), st.integers(0, 5), st.integers(0, 3))
 def test_each_epoch_takes_every_sample_once(length, seed, epoch):
     order = SampleOrder(length, seed)
@@ -30,6 +31,7 @@ def dealt(counts, size=2, consumed=48):
     return [microbatch_indices(counts, size, consumed, replica) for replica in range(len(counts))]
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(1, 4), st.integers(0, 100))
 def test_however_many_microbatches_a_replica_takes_each_sample_comes_once(counts, size, consumed):
     replicas = dealt(counts, size, consumed)
@@ -39,6 +41,7 @@ def test_however_many_microbatches_a_replica_takes_each_sample_comes_once(counts
     assert all(microbatches == sorted(microbatches, key=lambda indices: indices.start) for microbatches in replicas)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4))
 def test_equal_counts_are_dealt_in_turn(count, replicas):
     for replica, microbatches in enumerate(dealt([count] * replicas, size=3, consumed=7)):

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.protocol import Hello, Shape, StepReport
@@ -60,12 +60,14 @@ def weights(lengths, replicas, global_batch_size, sequence_length):
     return loss_weights(run, [SimpleNamespace(lengths=row) for row in lengths])
 
 
+@settings(deadline=None)
 @given(st.integers(1, 100), st.integers(1, 64), st.integers(1, 8), st.integers(1, 10_000))
 def test_equal_shares_have_the_weight_of_exactly_one(count, replicas, size, length):
     taken = [(length,) * size] * count
     assert weights(taken, replicas, count * replicas * size, length) == [1.0] * count
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8), st.integers(1, 8))
 def test_over_all_replicas_each_microbatch_counts_its_share_of_the_tokens(counts, size):
     for count in counts:

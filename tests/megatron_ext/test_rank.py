@@ -4,11 +4,12 @@ import sys
 import time
 
 import pytest
+import torch
 
-from trimtab.protocol import JobError
+from trimtab.protocol import JobError, job_from_dict
 from trimtab_megatron.__main__ import _in_one_line, _is_lost_peer
 from trimtab_megatron.identity import Identity, RankError, identity
-from trimtab_megatron.model import padded_vocabulary
+from trimtab_megatron.model import padded_vocabulary, precision
 from trimtab_megatron.provider import load_provider
 from trimtab_megatron.stage_clock import StageClock
 
@@ -94,6 +95,20 @@ def test_the_clock_sums_microbatches_and_begins_anew_once_read():
 )
 def test_the_vocabulary_is_padded_alike_at_every_tensor_parallel_size(size, tensor, padded):
     assert padded_vocabulary(size, tensor) == padded
+
+
+@pytest.mark.parametrize(
+    ("name", "on_cpu", "on_gpu"),
+    [
+        ("auto", torch.float32, torch.bfloat16),
+        ("fp32", torch.float32, torch.float32),
+        ("bf16", torch.bfloat16, torch.bfloat16),
+        ("fp16", torch.float16, torch.float16),
+    ],
+)
+def test_precisions(name, on_cpu, on_gpu):
+    job = job_from_dict({"train": {"precision": name}})
+    assert (precision(job, cuda=False), precision(job, cuda=True)) == (on_cpu, on_gpu)
 
 
 @pytest.mark.parametrize(
