@@ -22,7 +22,10 @@ from megatron.core.dist_checkpointing.strategies.common import COMMON_STATE_FNAM
 from megatron.core.distributed import DistributedDataParallel
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_saver import save as save_sharded
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from trimtab_megatron import checkpoint_files
 from trimtab_megatron.engine import Engine
@@ -38,6 +41,18 @@ COMMON_FILES = (".metadata", COMMON_STATE_FNAME, CONFIG_FNAME)
 """Those that rank 0 writes for all."""
 
 
+class _Writer(FileSystemWriter):
+    """Says what the disk said: torch.save's archive hides it behind "unexpected pos", of what it then misses."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            raise
+
+
 def save(engine: Engine, directory: Path, group: dist.ProcessGroup) -> None:
     """Write parameters and optimizer into an empty directory, all ranks together.
 
@@ -48,7 +63,7 @@ def save(engine: Engine, directory: Path, group: dist.ProcessGroup) -> None:
     sharded, _, _ = torch_dist._replace_state_dict_keys_with_sharded_keys(sharded, keep_only_main_replica=True)
     save_sharded(
         torch_dist.mcore_to_pyt_state_dict(sharded, False),
-        storage_writer=FileSystemWriter(directory),
+        storage_writer=_Writer(directory),
         planner=torch_dist.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False),
         process_group=group,
     )
