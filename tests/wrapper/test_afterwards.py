@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from trimtab.afterwards import what_next
+from trimtab.afterwards import MOST_ORDERS, what_next
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.outcome import ExitCode, Outcome, Why
@@ -159,6 +159,6 @@ def test_layers_that_were_moved_stay_moved_unless_it_was_for_a_slow_node():
     assert after(replace(end_of(SAVED, orders=(given("hardware"),)), setting=moved)).chain.wanted is None
 
 
-def test_orders_that_failed_are_remembered():
-    kept, broken = given("intrinsic"), replace(given("intrinsic"), measured_gain_ratio=0.0)
-    assert after(end_of(SAVED, orders=(kept, broken))).chain.orders == (broken,)
+def test_orders_are_remembered_the_last_ones_alone():
+    orders = tuple(replace(given("intrinsic"), time_seconds=NOW - 1000 + number) for number in range(MOST_ORDERS + 1))
+    assert after(end_of(SAVED, orders=orders)).chain.orders == orders[1:]

@@ -13,6 +13,8 @@ from trimtab_slurm.cluster import JobState, Node
 
 AGAIN = (Why.TIME_LIMIT, Why.RESHAPE, Why.FAILED, Why.HUNG, Why.NOT_STARTED)
 """After what a job begins again by itself. What Slurm or a user ends is theirs."""
+MOST_ORDERS = 100
+"""That the next attempt remembers."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ def what_next(
         why=outcome.sentence,
         node=outcome.node,
     )
-    chain = replace(chain.updated(attempt), orders=tuple(order for order in end.orders if order.failed))
+    chain = replace(chain.updated(attempt), orders=end.orders[-MOST_ORDERS:])
     obstacle = _obstacle(chain, end, job_file, job)
     if outcome.why not in AGAIN or obstacle or job is None:
         return Next(chain, again=False, told=obstacle, nodes=nodes)

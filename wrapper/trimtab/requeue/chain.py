@@ -80,7 +80,7 @@ class Chain:
     the user's own."""
     wanted: Wanted | None = None
     orders: tuple[Given, ...] = ()
-    """Orders that failed: the next attempt does not repeat them."""
+    """The last ones that were given: the next attempt measures what they have brought, and repeats none that failed."""
 
     def begun(self, attempt: Attempt) -> "Chain":
         """With an attempt that begins. Of a job submitted anew, no list was asked for yet."""
