@@ -9,7 +9,9 @@ import time
 import pytest
 
 from trimtab.protocol import Done, Failed, Hello, Saved, StepReport, encode
+from trimtab_megatron.__main__ import _is_lost_peer
 from trimtab_megatron.control import Control
+from trimtab_megatron.identity import RankError
 
 ENDS_SECONDS = 30
 """How soon the others end; they notice at once, but have to be given a core of a busy machine."""
@@ -82,6 +84,13 @@ def test_ranks_that_hold_different_text_say_which(start_ranks, tiny_job, tmp_pat
     for message in ended.all(Failed):
         assert message.error.startswith("the data is not that of rank 0")
         assert "on rank 1 (node " in message.error
+
+
+def test_an_error_that_was_raised_for_a_lost_peer_counts_as_one():
+    own = RankError("the reshape could not be carried out")
+    assert not _is_lost_peer(own)
+    own.__cause__ = RuntimeError("Connection closed by peer [10.0.0.1]:4242")
+    assert _is_lost_peer(own)
 
 
 HELLO = Hello("token", 0, "n1", 0, 1, 0, 0, 0, (0,), 1, "")
