@@ -136,6 +136,7 @@ def test_a_requeued_job_begins_again_as_it_was_updated(slurm):
     job_id = slurm.submit("#!/bin/sh\nsleep 60\n", ["--nodes=2", "--output=/dev/null"])
     first = _wait_for(slurm, job_id, "RUNNING")
     slurm.requeue(first)
+    slurm.requeue(first)  # it waits already: nothing to do
     slurm.update(first, excluded=[first.nodes[0]], nodes=1)
     again = _wait_for(slurm, job_id, "RUNNING", restart_count=1)
     assert again.excluded_nodes == (first.nodes[0],)

@@ -10,7 +10,7 @@ import re
 import sys
 from typing import Any
 
-from trimtab_slurm.cluster.command_line import UNKNOWN_JOB, CommandLineClient, run
+from trimtab_slurm.cluster.command_line import UNKNOWN_JOB, WAITING_JOB, CommandLineClient, run
 from trimtab_slurm.cluster.protocol import JobState, Node, SlurmError, SlurmSilent, ending
 from trimtab_slurm.nodelist import expand_nodes
 
@@ -40,7 +40,8 @@ class PyslurmClient(CommandLineClient):
         try:
             self._pyslurm.Job(job.job_id).requeue()
         except self._pyslurm.RPCError as error:
-            raise _error(f"pyslurm cannot requeue job {job.job_id}", error) from error
+            if WAITING_JOB not in str(error):
+                raise _error(f"pyslurm cannot requeue job {job.job_id}", error) from error
 
     def nodes(self, partition: str = "") -> tuple[Node, ...]:
         try:

@@ -14,6 +14,7 @@ from trimtab_slurm.cluster.text import address_in, job_id_in, parse_job, parse_n
 TIMEOUT_SECONDS = 60.0
 """A busy controller answers within its MessageTimeout, 10 s by default; Slurm's commands try a few times."""
 UNKNOWN_JOB = "Invalid job id"
+WAITING_JOB = "Job is pending execution"
 _GONE = (UNKNOWN_JOB, "already completing or completed")
 _SILENT = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "standby mode")
 """What Slurm's commands say when the controller is away, or was while it answered."""
@@ -47,7 +48,11 @@ class CommandLineClient:
         self._scancel(f"--signal={number.name.removeprefix('SIG')}", f"{job.name}.{step}")
 
     def requeue(self, job: JobState) -> None:
-        self._run(["scontrol", "requeue", job.name])
+        try:
+            self._run(["scontrol", "requeue", job.name])
+        except SlurmError as error:
+            if WAITING_JOB not in str(error):
+                raise
 
     def update(self, job: JobState, *, excluded: Sequence[str] | None = None, nodes: int | None = None) -> None:
         changes = [] if excluded is None else [f"ExcNodeList={','.join(excluded)}"]

@@ -144,7 +144,8 @@ class SlurmClient(Protocol):
     def requeue(self, job: JobState) -> None:
         """End a running job, its batch script with SIGTERM and after KillWait with SIGKILL, and have it wait again.
 
-        Of an array's tasks this one alone. Slurm requeues a cancelled job just as well: look before.
+        Of an array's tasks this one alone. A job that waits already is no error. Slurm requeues a cancelled one just as
+        well: look before.
         """
 
     def update(self, job: JobState, *, excluded: Sequence[str] | None = None, nodes: int | None = None) -> None:
