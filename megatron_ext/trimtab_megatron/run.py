@@ -63,12 +63,15 @@ def prepare(job: Job, world: World, control: Control) -> Run:
 def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello:
     """Who this rank is and what it holds."""
     who = world.identity
-    return replace(
+    hello = replace(
         introduction(who),
         tensor_rank=world.tensor_rank,
         pipeline_rank=world.pipeline_rank,
         data_rank=world.data_rank,
         layers=layout_of(job).stage_layers(world.pipeline_rank),
         parameters=sum(parameter.numel() for chunk in chunks for parameter in chunk.parameters()),
-        device=f"GPU-{torch.cuda.get_device_properties(who.local_rank).uuid}" if world.cuda else "",
     )
+    if not world.cuda:
+        return hello
+    gpu = torch.cuda.get_device_properties(who.local_rank)
+    return replace(hello, device=f"GPU-{gpu.uuid}", device_model=gpu.name, device_memory_bytes=gpu.total_memory)

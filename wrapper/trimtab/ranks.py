@@ -9,8 +9,8 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
 
 from trimtab import launch
 from trimtab.balance.deciding.ledger import Given
@@ -21,7 +21,7 @@ from trimtab.hanging import Hanging, Suspicion, suspicion
 from trimtab.outcome import Outcome, Roll, Stop, Why
 from trimtab.planning.observed import PlanError
 from trimtab.progress import Progress
-from trimtab.protocol import Job, Message, Order, Reshaped, Saved, Setting, Shape, Stack, StepReport, job_to_json
+from trimtab.protocol import Hello, Job, Message, Order, Reshaped, Saved, Setting, Shape, Stack, StepReport, job_to_json
 from trimtab.recorder import Recorder
 from trimtab.saving import Saving
 from trimtab.trimming.advising import advise
@@ -193,7 +193,7 @@ class Ranks:
             self._decision = asyncio.get_running_loop().create_task(self._decide())
 
     async def _decide(self) -> None:
-        surroundings = await asyncio.to_thread(self.surroundings)
+        surroundings = _on(self._roll.ranks.values(), await asyncio.to_thread(self.surroundings))
         question = self.trimmer.question(self.recorder.snapshot(), surroundings)
         try:
             advice = await asyncio.to_thread(advise, question)
@@ -273,6 +273,17 @@ class Ranks:
 def _kill(srun: asyncio.subprocess.Process) -> None:
     if srun.returncode is None:
         srun.kill()
+
+
+def _on(ranks: Collection[Hello], surroundings: Surroundings) -> Surroundings:
+    """With the devices of the ranks, where all have GPUs of one kind, or with the cores that this one computes on."""
+    models = {rank.device_model for rank in ranks}
+    if models == {""}:
+        return replace(surroundings, cores=len(os.sched_getaffinity(0)))
+    if len(models) > 1:
+        return surroundings
+    least_bytes = min(rank.device_memory_bytes for rank in ranks)
+    return replace(surroundings, gpu_model=models.pop(), gpu_memory_bytes=least_bytes)
 
 
 def _reshaped(message: Reshaped) -> str:

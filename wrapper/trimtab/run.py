@@ -173,7 +173,6 @@ def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
         exclusions_left=most_excluded(len(partition), policy) - len(chain.exclusions) if partition else None,
         no_restart=no_restart,
         restart_seconds=chain.restart_seconds,
-        cores=len(os.sched_getaffinity(0)) if not os.environ.get("SLURM_GPUS_ON_NODE") else None,
     )
 
 

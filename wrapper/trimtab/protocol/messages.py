@@ -34,6 +34,10 @@ class Hello:
     """Number of parameters that this rank holds."""
     device: str
     """UUID of the rank's GPU; empty on a CPU."""
+    device_model: str = ""
+    """Of the GPU, as its driver names it."""
+    device_memory_bytes: int = 0
+    """What the GPU holds."""
 
 
 @dataclass(frozen=True)
