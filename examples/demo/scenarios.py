@@ -98,6 +98,11 @@ class Run:
                 running[process.pid] = int((proc / "stat").read_text().rpartition(")")[2].split()[1])  # its parent
         return min(pid for pid, parent in running.items() if parent in running)
 
+    def stop(self) -> None:
+        """Follow it no longer; the job itself ends with its sandbox."""
+        self._following.kill()
+        self._following.wait()
+
     def end(self) -> int:
         """Wait for the job's end and its report; the exit code of `trimtab submit --follow`."""
         return self._following.wait(LONGEST_SECONDS)
@@ -222,8 +227,11 @@ def main(name: str) -> int:
         try:
             boxes.up(sandbox, scenario.sandbox(Path("profiles").absolute()))
             run = Run(sandbox, Path.cwd(), scenario)
-            scenario.act(run)
-            return run.end()
+            try:
+                scenario.act(run)
+                return run.end()
+            finally:
+                run.stop()
         except (boxes.SandboxError, RuntimeError) as error:
             print(f"trimtab: {error}", file=sys.stderr)
             return 2
