@@ -249,7 +249,7 @@ def _no_way(considered: Sequence[Considered], situation: Situation) -> str:
 
 
 def _nothing_worth(considered: Sequence[Considered], situation: Situation) -> str:
-    """Why nothing is chosen, by what came nearest to it: of what helps against the cause, where anything is possible."""
+    """Why nothing is chosen, by what came nearest to it: of what helps against the cause, if anything does."""
     possible = [one for one in considered if one.kind is not Kind.NOTHING and one.verdict is not Verdict.IMPOSSIBLE]
     possible = [one for one in possible if one.verdict is not Verdict.BESIDE] or possible
     nearest = max(possible, key=lambda one: one.gain_ratio or 0.0, default=None)

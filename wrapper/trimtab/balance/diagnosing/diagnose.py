@@ -158,7 +158,10 @@ def _confidence(costs: Floats, cause: str, scales: _Scales) -> float:
     if cause == NONE:
         return agreeing
     shares = _shares(costs.mean(axis=1))
-    own, next_largest = shares[_COSTS.index(cause)], np.delete(shares, _COSTS.index(cause)).max()
+    # What is unexplained is no rival of a cause that can be mended: it comes on top, and stays.
+    rivals = _COSTS if cause == UNKNOWN else _MENDABLE
+    own = shares[_COSTS.index(cause)]
+    next_largest = max(shares[_COSTS.index(rival)] for rival in rivals if rival != cause)
     # Nothing costs anything where a schedule's slack hides a stage that is apart: then the others are no less likely.
     return agreeing * float(own / (own + next_largest) if own > 0 else 0.5)
 

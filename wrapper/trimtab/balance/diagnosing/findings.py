@@ -57,7 +57,8 @@ class Diagnosis:
     stages: tuple[int, ...]
     """Of these places."""
     confidence: float
-    """0 to 1: how often resampled steps give the same answer, times its share over that and the next cause's."""
+    """0 to 1: how often resampled steps give the same answer, times its share over that and the next cause's; unknown
+    is none of these where another is named."""
     slowdown_ratio: float
     """Step time over the ideal one, both simulated; ideal: every computation takes the mean of its kind over the job,
     every transfer the median. It may be below 1: early stages have slack, so work spread evenly over stages is not the
