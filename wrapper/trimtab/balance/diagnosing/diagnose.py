@@ -192,8 +192,8 @@ class _Pipelines:
 
     def measured_seconds(self) -> Floats:
         """[T] nothing mended, each replica with its own share of the microbatches."""
-        seconds = self._factors.seconds(intrinsic=True, hardware=True, data=True, rest=True)
-        return self._longest(self._replays, *seconds, self._transfer)
+        forward, backward = self._factors.seconds(intrinsic=True, hardware=True, data=True, rest=True)
+        return self._longest(self._replays, forward, backward, self._transfer)
 
     def step_seconds(self, mended: Coalition, *, noise: bool) -> Floats:
         """[T] with equal shares and the causes of these indices mended, with or without what is unexplained."""
