@@ -156,6 +156,8 @@ def test_layers_that_were_moved_stay_moved_unless_it_was_for_a_slow_node():
     came = after(replace(end_of(SAVED, orders=(given("intrinsic"),)), setting=moved))
     assert came.chain.wanted.parallel.layout == "Ettttt|tttL"
     assert came.chain.wanted.setting == moved
+    preempted = Outcome(ExitCode.STOPPED, "stopped by SIGTERM at step 5", Why.ENDED)  # Slurm requeues it by itself
+    assert after(replace(end_of(preempted, orders=(given("intrinsic"),)), setting=moved)).chain.wanted.setting == moved
     assert after(replace(end_of(SAVED, orders=(given("hardware"),)), setting=moved)).chain.wanted is None
 
 

@@ -54,12 +54,13 @@ def what_next(
         node=outcome.node,
     )
     chain = replace(chain.updated(attempt), orders=end.orders[-MOST_ORDERS:])
+    # Whoever begins it again: Slurm, after a preemption, does so by itself.
+    chain = replace(chain, wanted=_wanted(chain, end, job_file))
     obstacle = _obstacle(chain, end, job_file, job)
     if outcome.why not in AGAIN or obstacle or job is None:
         return Next(chain, again=False, told=obstacle, nodes=nodes)
     if end.restart is not None:
         nodes = end.restart.nodes
-    chain = replace(chain, wanted=_wanted(chain, end, job_file))
     left_out = exclude(
         chain, _faulty(chain, end, now_seconds), job, partition, policy, nodes=nodes, now_seconds=now_seconds
     )

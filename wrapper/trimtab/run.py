@@ -120,9 +120,20 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     outcome = Outcome(128 + number, sentence, Why.FAILED, cause=sentence)
     mine = prepared.chain.attempts[-1:]
     if number not in HANDED_ON and mine and mine[0].restart_count == allocated.restart_count:
+        _end_ranks(prepared)
         first, last = _taken(places.job_directory(allocated.cluster, allocated.job_id), mine[0].started_seconds)
         begin_again(prepared, conclude(prepared, prepared.chain, End(outcome, first, last)))
     return outcome
+
+
+def _end_ranks(prepared: Prepared) -> None:
+    """Kill the ranks, the job's only step: without a wrapper they would train on, unrecorded, and wait out SIGTERM."""
+    if prepared.state is None:
+        return
+    try:
+        prepared.slurm.signal_step(prepared.state, 0, signal.SIGKILL)
+    except SlurmError as error:
+        print(f"trimtab: the ranks are left to Slurm: {error}", flush=True)
 
 
 def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
