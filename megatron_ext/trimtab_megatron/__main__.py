@@ -9,13 +9,12 @@ stderr, and in one line with the wrapper.
 """
 
 import os
-import signal
 import sys
 import traceback
 import warnings
 
 from trimtab.protocol import Done, Failed, JobError, Notice, job_from_json
-from trimtab_megatron import inject, stacks
+from trimtab_megatron import hearing, inject, stacks
 from trimtab_megatron.control import Control
 from trimtab_megatron.identity import Identity, RankError, identity, introduction
 
@@ -39,8 +38,7 @@ def main() -> int:
     stacks.answer_signals()
     control = Control(os.environ.get("TRIMTAB_CONTROL"))
     if "TRIMTAB_CONTROL" in os.environ:
-        # Slurm signals wrapper and ranks at once: the wrapper's order is what all ranks obey at the same step.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hearing.on_sigterm(lambda: control.send(Notice(who.rank, 0, "signal", "SIGTERM")))
     step = [0]
     try:
         _train(who, control, step)

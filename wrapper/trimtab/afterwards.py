@@ -11,7 +11,7 @@ from trimtab.requeue.exclusions import exclude
 from trimtab.requeue.limits import why_not
 from trimtab_slurm.cluster import JobState, Node
 
-AGAIN = (Why.TIME_LIMIT, Why.RESHAPE, Why.FAILED, Why.HUNG, Why.NOT_STARTED)
+AGAIN = (Why.TIME_LIMIT, Why.PREEMPTED, Why.RESHAPE, Why.FAILED, Why.HUNG, Why.NOT_STARTED)
 """After what a job begins again by itself. What Slurm or a user ends is theirs."""
 MOST_ORDERS = 100
 """That the next attempt remembers."""

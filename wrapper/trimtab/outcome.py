@@ -32,10 +32,12 @@ class Why(StrEnum):
     TRAINED = "trained"
     TIME_LIMIT = "time limit"
     """Slurm's warning before it."""
+    PREEMPTED = "preempted"
+    """Slurm told the ranks, and not yet the batch script: it will want the nodes."""
     RESHAPE = "another shape"
     """The wrapper stopped it to begin again in a better one."""
     ENDED = "ended from outside"
-    """scancel, a preemption, Ctrl-C: whoever did so decides what comes next."""
+    """scancel, a preemption without grace, Ctrl-C: whoever did so decides what comes next."""
     FAILED = "failed"
     HUNG = "hung"
     NOT_STARTED = "not started"
@@ -71,6 +73,11 @@ class Stop:
         """After a signal. Slurm sends SIGUSR1 before the time limit, as our scripts ask it to."""
         why = Why.TIME_LIMIT if number is signal.SIGUSR1 else Why.ENDED
         return cls(why, f"by {number.name}", 128 + number)
+
+    @classmethod
+    def by_preemption(cls) -> "Stop":
+        """After a SIGTERM that reached the ranks alone."""
+        return cls(Why.PREEMPTED, "by SIGTERM to its ranks", 128 + signal.SIGTERM)
 
 
 @dataclass

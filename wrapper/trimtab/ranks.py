@@ -21,7 +21,20 @@ from trimtab.hanging import Hanging, Suspicion, suspicion
 from trimtab.outcome import Outcome, Roll, Stop, Why
 from trimtab.planning.observed import PlanError
 from trimtab.progress import Progress
-from trimtab.protocol import Hello, Job, Message, Order, Reshaped, Saved, Setting, Shape, Stack, StepReport, job_to_json
+from trimtab.protocol import (
+    Hello,
+    Job,
+    Message,
+    Notice,
+    Order,
+    Reshaped,
+    Saved,
+    Setting,
+    Shape,
+    Stack,
+    StepReport,
+    job_to_json,
+)
 from trimtab.recorder import Recorder
 from trimtab.saving import Saving
 from trimtab.trimming.advising import advise
@@ -168,6 +181,9 @@ class Ranks:
                 self._saving.saved(time.monotonic(), message.seconds)
             case Stack():
                 self._stacks[rank] = message
+            case Notice(kind="signal") if not (self._stop or self._hung or self._roll.broken):  # nor sent by srun
+                self._tell("signal", f"rank {rank} was sent {message.text}: the ranks save and stop at the next step")
+                self._begin_to_stop(Stop.by_preemption())
             case Reshaped():
                 print(f"trimtab: {_reshaped(message)}", flush=True)
         self._act_on(self.trimmer.hear(message))

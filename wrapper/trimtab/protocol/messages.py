@@ -57,7 +57,7 @@ class StepReport:
     """Backward compute of this stage, likewise."""
     microbatches: int
     tokens: int
-    """Tokens that passed this stage."""
+    """Tokens that passed this stage, padding included: the work that it had."""
     squared_lengths: int
     """Sum over the documents in them of the square of their length in tokens: attention costs in proportion to it."""
     peak_memory_bytes: int
