@@ -173,6 +173,8 @@ class Ranks:
         match message:
             case StepReport():
                 self._hanging.stepped(time.monotonic())
+                if self._saves_after(message.step):
+                    self._hanging.ordered()
                 self._last = Taken(message.step, message.time_seconds)
                 self._first = self._first or self._last
                 if step := self._assembly.add(message, self._roll.ranks):
@@ -187,6 +189,12 @@ class Ranks:
             case Reshaped():
                 print(f"trimtab: {_reshaped(message)}", flush=True)
         self._act_on(self.trimmer.hear(message))
+
+    def _saves_after(self, step: int) -> bool:
+        """Whether the ranks save by themselves before their next step, or instead of it."""
+        train = self.start.job.train
+        interval = train.checkpoint_interval_steps
+        return step == train.steps or bool(interval and step % interval == 0)
 
     def _see(self, step: Step) -> None:
         line = self._progress.line(step)
