@@ -28,6 +28,7 @@ from trimtab import launch
 from trimtab import sandbox as boxes
 from trimtab.control import ControlServer
 from trimtab.protocol import (
+    Done,
     Hello,
     Job,
     Layout,
@@ -182,6 +183,8 @@ class Ranks:
         """Wait for their end."""
         if await self._process.wait():
             raise click.ClickException(self._complaint())
+        while len(self.all(Done)) < RANKS:  # what they said last may still be on its way
+            await asyncio.sleep(0.01)
         await self._server.close()
 
     def _complaint(self) -> str:

@@ -44,7 +44,11 @@ class Holdings:
     def count(self, step: float) -> None:
         """Let Adam count on from there. Each parameter gets a count of its own: each is counted up."""
         for optimizer, main in self._optimized.values() if step else ():
-            optimizer.state[main]["step"] = torch.tensor(step)
+            if isinstance(optimizer, torch.optim.Adam):
+                optimizer.state[main]["step"] = torch.tensor(step)
+            else:  # Transformer Engine's and Apex's count in their groups
+                for group in optimizer.param_groups:
+                    group["step"] = int(step)
 
     def tensor(self, key: Key) -> torch.Tensor:
         """The elements of a shard, flat."""
@@ -96,7 +100,9 @@ class Holdings:
 
 def adam_step(engine: Engine) -> float:
     """How many steps Adam counts; 0 before the first one, and where this rank holds none of its states."""
-    counts = (optimizer.state[main].get("step", 0) for _, main, _, optimizer in _optimized(engine.optimizer))
+    optimized = list(_optimized(engine.optimizer))
+    counts = [optimizer.state[main].get("step", 0) for _, main, _, optimizer in optimized]
+    counts += [group.get("step", 0) for *_, optimizer in optimized for group in optimizer.param_groups]
     return max(map(float, counts), default=0.0)
 
 

@@ -178,7 +178,7 @@ def ended(start_ranks, tiny_job, tmp_path_factory):
     (directory / "cases.json").write_text(json.dumps(cases))
     whole = start_ranks(
         tiny_job(), RANKS, script="reshape_ranks.py", environment={"CASES_DIRECTORY": str(directory)}
-    ).end(600)
+    ).end(1800)  # seconds: a machine may have much else to do
     assert whole.exit_codes == [0] * RANKS, "\n".join(whole.stderr)
     by_rank = [json.loads((directory / f"{rank}.json").read_text()) for rank in range(RANKS)]
     return {name: [told[name] for told in by_rank] for name in cases}
