@@ -104,6 +104,7 @@ def run(prepared: Prepared) -> Outcome:
     end = asyncio.run(
         Ranks(start, prepared.begin.setting, recorder, trimmer, lambda: _surroundings(prepared, chain)).train()
     )
+    _ignore_signals()
     after = conclude(prepared, chain, end)
     if after.told:
         recorder.event("requeue", after.told)
@@ -114,6 +115,7 @@ def run(prepared: Prepared) -> Outcome:
 
 def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     """Of the process that outlives the wrapper: what comes after that one was killed by a signal."""
+    _ignore_signals()
     prepared = prepare(job, ranks_per_node)
     allocated, name = prepared.start.allocated, signal.Signals(number).name
     sentence = f"the wrapper was killed by {name}"
@@ -124,6 +126,15 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
         first, last = _taken(places.job_directory(allocated.cluster, allocated.job_id), mine[0].started_seconds)
         begin_again(prepared, conclude(prepared, prepared.chain, End(outcome, first, last)))
     return outcome
+
+
+def _ignore_signals() -> None:
+    """Once the ranks have ended: what is left is done within seconds, before Slurm's KillWait is over, or not at all.
+
+    Slurm sends SIGTERM with the requeue that is asked for, and when a node has failed; and children inherit this.
+    """
+    for number in HANDED_ON:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _end_ranks(prepared: Prepared) -> None:
@@ -151,8 +162,6 @@ def begin_again(prepared: Prepared, after: Next) -> None:
         print(f"trimtab: {after.told}", flush=True)
     if not after.again or prepared.state is None:
         return
-    # Slurm ends this process with the requeue: what is left to ask comes before KillWait is over.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     asked = act.requeue(prepared.slurm, prepared.state, excluded=after.excluded, nodes=after.nodes)
     print(f"trimtab: {'requeued' if asked.done else 'not requeued'}: {asked.told}", flush=True)
 
