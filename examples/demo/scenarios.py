@@ -181,7 +181,7 @@ SCENARIOS = {
         expect="node n2 becomes slow at step 30: the job is requeued without it",
         spare_nodes=1,
         inject="slow:node=n2,from_step=30,factor=1.8",
-        time_limit="2:00:00",
+        time_limit="8:00:00",
         act=leave_when_settled,
     ),
     "no-spare": Scenario(
