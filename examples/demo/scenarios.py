@@ -19,6 +19,7 @@ from pathlib import Path
 from trimtab import sandbox as boxes
 from trimtab.sandbox import processes
 from trimtab.sandbox.config import Places
+from trimtab.sandbox.lifecycle import signals_raise
 
 EXAMPLES = Path(__file__).parents[1]
 LONGEST_SECONDS = 600.0
@@ -230,7 +231,7 @@ def main(name: str) -> int:
         return 2
     scenario = SCENARIOS[name]
     print(f"{name}: {scenario.expect}\n", flush=True)
-    with tempfile.TemporaryDirectory(prefix="trimtab-") as directory:
+    with signals_raise(), tempfile.TemporaryDirectory(prefix="trimtab-") as directory:
         sandbox = Path(directory)
         sandbox.chmod(0o755)  # munged wants all users to reach its socket
         try:

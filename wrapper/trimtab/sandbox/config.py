@@ -150,6 +150,8 @@ def slurm_conf(spec: Spec, places: Places, host: str, ports: tuple[int, ...]) ->
             f"SlurmctldLogFile={places.log('slurmctld')}",
             f"SlurmdLogFile={places.log('%n')}",
             "MailProg=/bin/true",
+            "# Ranks take the port at which they meet from the job's id: those of another sandbox shall not be there.",
+            f"FirstJobId={controller_port}",
             "",
             "# No cgroups, so that it runs in a container; and more CPUs than the machine has.",
             "ProctrackType=proctrack/linuxproc",
