@@ -47,8 +47,8 @@ from trimtab.watching import Assembly
 LAYER_SECONDS = 0.03
 """Forward and backward of one microbatch."""
 START_SECONDS = 1.8e9
-ONE, TWO = Shape(1, 2, 1), Shape(1, 2, 2)
-"""Two stages, of one replica and of two."""
+ONE, TWO, FOUR = Shape(1, 2, 1), Shape(1, 2, 2), Shape(1, 2, 4)
+"""Two stages, of one replica, of two and of four."""
 MEMORY = ParameterMemory(4.0, 4.0, 8.0)
 
 
@@ -80,6 +80,7 @@ class World:
     outlier_times: float = 5.0
     probe_noise_ratio: float = 0.02
     policy: Balance = field(default_factory=Balance)
+    ranks_per_node: int = 1
     spare_nodes: int = 0
     no_restart: str = ""
     restart_seconds: float | None = None
@@ -112,6 +113,11 @@ class World:
             return Part(seconds / 3, seconds / 3, seconds / 3, 1e6 * layers, 0.0, 0.0)
 
         return Costs((part(1.0),) * self.layers, part(self.embedding_layers), part(self.head_layers), 0.0)
+
+    def node(self, place: tuple[int, int]) -> str:
+        """Of a place: nodes are filled with the replicas of a stage first, as Megatron-core counts ranks."""
+        replica, stage = place
+        return f"n{(stage * self.shape.data + replica) // self.ranks_per_node + 1}"
 
     def speeds_in(self, step: int) -> Floats:
         """[R, S]"""
@@ -197,10 +203,10 @@ class Ranks:
         return list(np.ndindex(self.world.shape.data, self.world.shape.pipeline))
 
     def hellos(self) -> Iterator[Hello]:
-        """Of every rank, each on a node of its own."""
+        """Of every rank."""
         for rank, (replica, stage) in enumerate(self.places):
             layers = self.setting.layout.stage_layers(stage)
-            yield Hello("", rank, f"n{rank + 1}", 0, 1, 0, stage, replica, layers, 1, "")
+            yield Hello("", rank, self.world.node((replica, stage)), 0, 1, 0, stage, replica, layers, 1, "")
 
     def take(self, step: int) -> Iterator[StepReport]:
         """A step, and what each rank tells of it."""
@@ -277,7 +283,7 @@ class _Loop:
     def __init__(self, world: World, seed: int) -> None:
         self.world, self.ranks = world, Ranks(world, seed)
         shape, job = world.shape, world.job
-        names = tuple(hello.node for hello in self.ranks.hellos())
+        names = tuple(dict.fromkeys(hello.node for hello in self.ranks.hellos()))
         identity = RunIdentity(
             "made-up", 1, "ada", 0, START_SECONDS, names, job_to_json(job), shape.tensor, shape.pipeline, shape.data
         )
@@ -355,16 +361,23 @@ class _Loop:
 
 
 def slowed(
-    place: tuple[int, int], factor: float, shape: Shape, first: int = 30, last: int = 10_000
+    place: tuple[int, int] | list[tuple[int, int]], factor: float, shape: Shape, first: int = 30, last: int = 10_000
 ) -> Callable[[int], Floats]:
-    """Speeds of places of which one takes `factor` times as long, from a step to another."""
+    """Speeds of places of which one, or some, take `factor` times as long, from a step to another."""
 
     def speeds(step: int) -> Floats:
         found = np.ones((shape.data, shape.pipeline))
-        found[place] /= factor if first <= step <= last else 1.0
+        for slow in [place] if isinstance(place, tuple) else place:
+            found[slow] /= factor if first <= step <= last else 1.0
         return found
 
     return speeds
+
+
+def slow_node(factor: float, microbatches: int = 12) -> World:
+    """Four replicas on four nodes of two ranks, of which n2 has the first stage of two, and none is to spare."""
+    slow = slowed([(2, 0), (3, 0)], factor, FOUR)
+    return World(shape=FOUR, microbatches=microbatches, ranks_per_node=2, speeds=slow, steps=2000)
 
 
 def uneven(step: int, random: np.random.Generator) -> Floats:

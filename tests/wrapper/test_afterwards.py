@@ -12,6 +12,8 @@ from trimtab.outcome import ExitCode, Outcome, Why
 from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Requeue, Shape, Train, setting_of
 from trimtab.ranks import End, Taken
 from trimtab.requeue.chain import Attempt, Chain, fingerprint
+from trimtab.requeue.exclusions import infeasible
+from trimtab.requeue.shapes import beginning
 from trimtab.trimming.surroundings import Restart
 from trimtab_slurm.cluster import JobState, Node
 
@@ -145,6 +147,28 @@ def test_a_wish_for_another_shape_goes_to_the_next_attempt():
     wanted = came.chain.wanted
     assert (wanted.job, wanted.nodes, wanted.parallel, wanted.batch) == (fingerprint(JOB_FILE), 4, parallel, batch)
     assert wanted.setting.microbatches == (2, 2, 2, 2)
+
+
+def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
+    """All nodes of the partition are the job's: it needs one less."""
+    job_file = replace(JOB_FILE, batch=Batch(2, 24))
+    shape, state = Shape(1, 2, 4), replace(STATE, nodes=("n1", "n2", "n3", "n4"), least_nodes=4, most_nodes=4, tasks=4)
+    running = tuple(replace(node, state="ALLOCATED") for node in PARTITION[:4])
+    begun = attempt(nodes=state.nodes, shape=shape, setting=setting_of(job_file, shape))
+    wish = Restart(job_file.parallel, job_file.batch, nodes=3, exclude=("n2",), reason="n2 is slow")
+    came = after(
+        end_of(replace(SAVED, why=Why.RESHAPE), restart=wish),
+        chain=Chain((begun,)),
+        job_file=job_file,
+        state=state,
+        partition=running,
+    )
+    assert (came.again, came.nodes, came.excluded) == (True, 3, ("n2",))
+    assert infeasible(state, running, came.excluded, came.nodes) == ""
+    next_one = beginning(came.chain, job_file, world_size=6)
+    assert next_one.setting == replace(begun.setting, microbatches=(4, 4, 4))
+    # On all four nodes it is what the job file says.
+    assert beginning(came.chain, job_file, world_size=8).setting.microbatches == (3, 3, 3, 3)
 
 
 def given(cause):

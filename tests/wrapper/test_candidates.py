@@ -4,13 +4,16 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.deciding.candidates import balanced_microbatches, candidates, split_text
+from trimtab.balance.deciding.candidates import candidates
+from trimtab.balance.deciding.in_place import balanced_microbatches
 from trimtab.balance.deciding.search import Configuration, Outcome
 from trimtab.balance.deciding.situation import Fault, Kind, Shapes, Situation, Toll
+from trimtab.balance.deciding.words import split_text
 from trimtab.balance.pipeline.estimate import estimate
+from trimtab.balance.pipeline.schedules import obstacle
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Layout, Shape
 
@@ -219,6 +222,127 @@ def test_a_node_that_cannot_be_replaced_stays(fields, obstacle):
 @pytest.mark.parametrize("spare_nodes", [None, 1])
 def test_a_node_is_excluded_where_a_spare_is_there_or_may_be(spare_nodes):
     assert not found(Kind.EXCLUDE, slow_node(spare_nodes=spare_nodes)).obstacle
+
+
+def four_nodes(slowness=2.5, *, replicas=4, stages=2, ranks_per_node=2, slow="n2", **fields):
+    """Ranks in Megatron-core's order, replicas before stages: n2 has the first stage of two of four replicas."""
+    places = [(replica, stage) for stage in range(stages) for replica in range(replicas)]
+    nodes = {place: (f"n{rank // ranks_per_node + 1}",) for rank, place in enumerate(places)}
+    speeds = np.ones((replicas, stages))
+    faulty = tuple(place for place in sorted(places) if nodes[place] == (slow,))
+    for place in faulty:
+        speeds[place] /= slowness
+    fault = Fault("hardware", faulty)
+    defaults = {"microbatches": 3, "spare_nodes": 0, "shares": (8 // stages,) * stages, "nodes": nodes}
+    return situation(speeds=speeds, fault=fault, **defaults | fields)
+
+
+def test_where_no_node_is_to_spare_the_job_goes_on_with_fewer():
+    state = four_nodes(toll=Toll(restart_seconds=90.0))
+    fewer = found(Kind.FEWER, state)
+    assert fewer.change == "without n2, on 3 nodes: TP1 x PP2 x DP3"
+    assert (fewer.exclude, fewer.nodes, fewer.cost_seconds) == (("n2",), 3, 90.0)
+    assert fewer.plan.microbatches == (4, 4, 4)
+    # Four layers of 0.3 s a stage: (4 + 1) x 1.2 s, after 3 x 3.0 s on the slow node, which waits 0.2 s for a backward.
+    assert fewer.gain_ratio == pytest.approx(1 - 6.0 / 9.2, rel=1e-12)
+    assert (fewer.obstacle, fewer.doubt) == ("", "")
+    assert found(Kind.EXCLUDE, state).obstacle == "0 idle nodes could replace 1"
+
+
+def test_fewer_nodes_have_the_layout_that_suits_them():
+    """What was moved away from the slow stages goes back."""
+    state = four_nodes()
+    moved = dataclasses.replace(state, plan=dataclasses.replace(state.plan, layout=Layout((3, 5), 2)))
+    fewer = found(Kind.FEWER, moved)
+    assert fewer.plan.layout == Layout((4, 4), 2)
+    assert fewer.change == "without n2, on 3 nodes: TP1 x PP2 x DP3, layers 3|5 -> 4|4"
+
+
+def test_spare_nodes_take_the_places_of_as_many_slow_ones():
+    """Two of six nodes are slow, and one is idle."""
+    state = four_nodes(replicas=6, microbatches=5)
+    nodes = state.nodes
+    faulty = tuple(place for place in sorted(nodes) if nodes[place][0] in ("n2", "n3"))
+    state = dataclasses.replace(state, fault=Fault("hardware", faulty), spare_nodes=1)
+    fewer = found(Kind.FEWER, state)
+    assert fewer.change == "without n2, n3, on 5 nodes: TP1 x PP2 x DP5"
+    assert fewer.plan.microbatches == (6,) * 5
+
+
+@pytest.mark.parametrize(
+    ("state", "obstacle"),
+    [
+        (four_nodes(microbatches=4), "3 nodes: 16 microbatches are no equal shares for 3 replicas"),
+        (four_nodes(replicas=2, ranks_per_node=1), "3 nodes, 3 ranks: no whole number of replicas of TP1 x PP2"),
+        (four_nodes(replicas=1, ranks_per_node=1), "1 node, 1 rank: no whole number of replicas of TP1 x PP2"),
+        (four_nodes(ranks_per_node=3), "its nodes have unequal numbers of ranks"),
+        (four_nodes(spare_nodes=1), "idle nodes could replace all that are slow"),
+        (four_nodes(exclusions_left=0), "0 more nodes may be left out, and 1 are slow"),
+        (four_nodes(fixed_nodes="--ntasks=4 fixes it"), "--ntasks=4 fixes it"),
+        (four_nodes(nodes={}), "the nodes of the slow places are not known"),
+        (situation(), "no node is slow"),
+    ],
+)
+def test_why_a_job_does_not_go_on_with_fewer_nodes(state, obstacle):
+    assert found(Kind.FEWER, state).obstacle == obstacle
+
+
+def test_interleaved_chunks_need_whole_groups_on_fewer_nodes_too():
+    """Of two stages: two replicas can take 6 microbatches each, and not 3."""
+    state = four_nodes(replicas=3)
+    plan = dataclasses.replace(state.plan, layout=Layout((2,) * 4, 2), schedule=Schedule.INTERLEAVED)
+    can, cannot = (
+        found(Kind.FEWER, dataclasses.replace(state, plan=dataclasses.replace(plan, microbatches=(count,) * 3)))
+        for count in (4, 2)
+    )
+    assert can.plan.microbatches == (6, 6)
+    assert cannot.obstacle == f"2 nodes: {obstacle(Schedule.INTERLEAVED, 2, 2, 3)}"
+
+
+SHARDED = dataclasses.replace(MEMORY, shards=4)
+BYTES = (4e6 * (2 + 4 + 12 / 4) + 800, 4e6 * (2 + 4 + 12 / 3) + 800)
+"""Of a first stage with optimizer state on four replicas, and on three."""
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(BYTES[1], True), (BYTES[1] - 1, False)])
+def test_fewer_replicas_hold_more_of_the_optimizer(memory, fits):
+    # The parameters are too many for a layer to move elsewhere.
+    fewer = found(Kind.FEWER, dataclasses.replace(four_nodes(memory=memory), memory=SHARDED))
+    assert (fewer.fits, fewer.room.needed_bytes, fewer.room.held_bytes) == (fits, BYTES[1], memory)
+    assert not fewer.doubt
+
+
+def test_fewer_nodes_are_in_doubt_where_ranks_would_hold_more_of_memory_that_is_not_known():
+    assert not found(Kind.FEWER, four_nodes()).doubt
+    layers = Costs((dataclasses.replace(LAYER, parameters=2**28),) * 8, NONE, NONE, 0.0)
+    doubted = found(Kind.FEWER, dataclasses.replace(four_nodes(), memory=SHARDED, costs=layers))
+    assert doubted.doubt == (
+        "what the fullest rank holds would grow from 9.0 to 10.0 GiB, and how much the devices hold is not known"
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    replicas=st.integers(1, 8),
+    stages=st.sampled_from([1, 2, 4]),
+    ranks_per_node=st.sampled_from([1, 2, 4, 8]),
+    microbatches=st.sampled_from([1, 3, 4, 6, 7]),
+    slowness=st.floats(1.1, 5.0),
+)
+def test_fewer_nodes_run_the_whole_batch_on_all_of_their_ranks(
+    replicas, stages, ranks_per_node, microbatches, slowness
+):
+    assume(replicas * stages % ranks_per_node == 0)
+    state = four_nodes(
+        slowness, replicas=replicas, stages=stages, ranks_per_node=ranks_per_node, slow="n1", microbatches=microbatches
+    )
+    fewer = found(Kind.FEWER, state)
+    if not fewer.obstacle:
+        shares = fewer.plan.microbatches
+        assert sum(shares) == replicas * microbatches
+        assert len(set(shares)) == 1
+        assert len(shares) * stages == fewer.nodes * ranks_per_node < replicas * stages
+        assert fewer.plan.layout.stages == stages
 
 
 def test_one_stage_has_nothing_to_move():

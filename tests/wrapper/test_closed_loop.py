@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.closed_loop import CASES, ONE, TWO, Ran, World, run, slowed
+from benchmarks.closed_loop import CASES, ONE, TWO, Ran, World, run, slow_node, slowed
 from trimtab.protocol import Layout
 
 LEAST_EFFICIENCY = 0.95
@@ -79,6 +79,56 @@ def test_a_restart_that_costs_little_comes_before_a_move():
     ran = run(dataclasses.replace(CASES["slow place, spare node"], restart_seconds=15.0, steps=400))
     assert ran.orders == ("exclude a node",)
     assert ran.last_step < 100
+
+
+def best_in_place(world):
+    """Of all layouts of two stages and all shares of two pairs of replicas."""
+    total = 2 * world.microbatches
+    settings = (
+        dataclasses.replace(world.setting, layout=Layout((first, world.layers - first), 2), microbatches=shares)
+        for first in range(1, world.layers)
+        for shares in ((count, count, total - count, total - count) for count in range(1, total))
+    )
+    return min(world.step_seconds(setting, world.steps) for setting in settings)
+
+
+def on_three_nodes(world):
+    """The same batch on three replicas that are well."""
+    fewer = dataclasses.replace(
+        world, shape=dataclasses.replace(world.shape, data=3), microbatches=4 * world.microbatches // 3, speeds=None
+    )
+    return fewer.step_seconds(fewer.setting, 1)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_with_no_spare_node_a_job_goes_on_without_one_that_is_very_slow(seed):
+    world = slow_node(3.0)
+    ran = run(world, seed)
+    assert ran.orders[-1] == "run on fewer nodes"
+    assert (ran.restart.nodes, ran.restart.exclude) == (3, ("n2",))
+    assert (ran.restart.parallel, ran.restart.batch) == (world.job.parallel, world.job.batch)
+    assert on_three_nodes(world) < best_in_place(world)
+    # A median of steps with 2 % of noise.
+    promised = ran.records[-1].predicted_seconds
+    assert promised == pytest.approx(on_three_nodes(world), rel=0.03)
+
+
+@pytest.mark.parametrize("restart_seconds", [15.0, 120.0])
+def test_with_no_spare_node_work_is_moved_off_one_that_is_a_little_slow(restart_seconds):
+    world = dataclasses.replace(slow_node(1.5), restart_seconds=restart_seconds, steps=400)
+    ran = run(world)
+    assert (ran.orders, ran.restart) == (("move microbatches",), None)
+    best = best_in_place(world)
+    assert best < on_three_nodes(world)
+    assert best / world.step_seconds(last(ran), world.steps) >= LEAST_EFFICIENCY
+
+
+def test_where_the_batch_does_not_suit_fewer_replicas_work_is_moved_instead():
+    ran = run(dataclasses.replace(slow_node(3.0, microbatches=8), steps=200))
+    assert ran.restart is None
+    assert ran.orders
+    fewer = next(one for one in ran.advices[-1].answer.decision.considered if one.kind == "run on fewer nodes")
+    assert fewer.reason == "3 nodes: 32 microbatches are no equal shares for 3 replicas"
 
 
 def test_a_job_that_cannot_be_requeued_says_so():

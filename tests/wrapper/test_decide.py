@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.balance.deciding.candidates import Candidate, Room
 from trimtab.balance.deciding.decide import REMEDIES, Verdict, asks, decide, weigh
 from trimtab.balance.deciding.ledger import Given, Ledger
+from trimtab.balance.deciding.outlook import Candidate, Room
 from trimtab.balance.deciding.situation import Fault, Kind, Situation, Toll
+from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Balance, Layout, Shape
 
@@ -406,7 +407,7 @@ def test_shares_that_no_slow_device_asks_for_any_more_are_evened_out():
 
 @pytest.mark.parametrize("kind", [kind for kind in Kind if kind.restarts])
 def test_a_job_that_cannot_be_begun_again_is_not_restarted(kind):
-    fault = Fault("hardware") if kind is Kind.EXCLUDE else Fault("intrinsic")
+    fault = Fault("hardware") if kind in REMEDIES["hardware"] else Fault("intrinsic")
     found = every(candidate(kind, 0.5))
     can, cannot = (
         weigh(found, situation(fault=fault, no_restart=reason), POLICY, Ledger().endured(fault, 100.0))
@@ -415,3 +416,56 @@ def test_a_job_that_cannot_be_begun_again_is_not_restarted(kind):
     assert can.order.kind is kind
     assert cannot.order is None
     assert verdict(cannot, kind) is Verdict.IMPOSSIBLE
+
+
+def one_stage_a_node(slowness, *, microbatches=6, shares=(2, 2, 2, 2)):
+    """Four replicas of four stages, each stage on a node of its own with no other to spare: the second is slow."""
+    speeds = np.ones((4, 4))
+    speeds[:, 1] /= slowness
+    return situation(
+        hardware=Hardware(speeds, (math.inf,) * 4, (), overhead_seconds=0.1),
+        plan=Plan(Layout(shares, 4), Schedule.ONE_F_ONE_B, (microbatches,) * 4, (0, 0, 0, 0)),
+        shape=Shape(1, 4, 4),
+        fault=Fault("hardware", tuple((replica, 1) for replica in range(4))),
+        nodes={(replica, stage): (f"n{stage + 1}",) for replica in range(4) for stage in range(4)},
+        spare_nodes=0,
+    )
+
+
+def test_a_slow_node_is_done_without_once_that_is_paid_for_though_none_takes_its_place():
+    """Two layers of 0.3 s a stage: four such stages with 8 microbatches take (8 + 3) x 0.6 s."""
+    state = one_stage_a_node(2.0)
+    now_seconds = estimate(state.costs, state.memory, state.plan, state.hardware).step_seconds
+    early, late = (decide(state, POLICY, Ledger().endured(state.fault, seconds)) for seconds in (119.0, 120.0))
+    assert early.order.kind is Kind.LAYERS  # in place, and not as good: two layers cannot be halved without a rest
+    assert late.order.kind is Kind.FEWER
+    assert (late.order.nodes, late.order.exclude) == (3, ("n2",))
+    assert late.order.plan.microbatches == (8, 8, 8)
+    assert late.order.gain_ratio == pytest.approx(1 - (11 * 0.6 + 0.1) / now_seconds, rel=1e-12)
+
+
+def test_for_a_small_slowness_no_node_is_given_up():
+    state = one_stage_a_node(1.1)
+    decision = decide(state, POLICY, Ledger().endured(state.fault, 1e6))
+    assert decision.order is None
+    fewer = next(one for one in decision.considered if one.kind is Kind.FEWER)
+    assert fewer.gain_ratio < 0
+
+
+def test_microbatches_are_moved_rather_than_a_node_given_up_where_both_bring_the_same():
+    """A replica on each of four nodes, one half as fast: (4, 4, 3, 1) is over when three replicas have done 4 each."""
+    state = situation(
+        hardware=Hardware(np.array([[1.0], [1.0], [1.0], [0.5]]), (math.inf,), ()),
+        plan=Plan(Layout((8,), 1), Schedule.ONE_F_ONE_B, (3, 3, 3, 3), (0,)),
+        shape=Shape(1, 1, 4),
+        fault=Fault("hardware", ((3, 0),)),
+        nodes={(replica, 0): (f"n{replica + 1}",) for replica in range(4)},
+        spare_nodes=0,
+    )
+    decision = decide(state, POLICY, Ledger().endured(state.fault, 1e6))
+    fewer, moved = (
+        next(one for one in decision.considered if one.kind is kind) for kind in (Kind.FEWER, Kind.MICROBATCHES)
+    )
+    assert fewer.verdict is Verdict.WORTH
+    assert fewer.gain_ratio == pytest.approx(moved.gain_ratio, rel=1e-12)
+    assert decision.order == moved

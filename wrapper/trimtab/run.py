@@ -191,9 +191,15 @@ def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
         seconds_left=ends_seconds - time.time() if ends_seconds and no_restart else None,
         spare_nodes=len(spare(state, partition)) if state and partition else None,
         exclusions_left=most_excluded(len(partition), policy) - len(chain.exclusions) if partition else None,
+        fixed_nodes=_fixed_nodes(state) if state else "",
         no_restart=no_restart,
         restart_seconds=chain.restart_seconds,
     )
+
+
+def _fixed_nodes(state: JobState) -> str:
+    """Why the next attempt cannot have fewer nodes; empty: it can."""
+    return "the job asks for nodes by name" if state.required_nodes else act.fixed_nodes(state)
 
 
 def _partition(slurm: SlurmClient, state: JobState | None) -> Sequence[Node]:

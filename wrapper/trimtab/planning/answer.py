@@ -58,8 +58,10 @@ class Answer:
         order, lines = self.decision.order, self.job_lines
         if order is None:
             return f"What it was reshaped to while it ran is, in the job file{self._options}:" if lines else ""
-        if order.kind is Kind.EXCLUDE:
-            again = f"Submit it again with: trimtab submit ... -- --exclude={shlex.quote(','.join(order.exclude))}"
+        if order.exclude:
+            nodes = f" --nodes {order.nodes}" if order.nodes else ""
+            without = shlex.quote(",".join(order.exclude))
+            again = f"Submit it again with: trimtab submit ...{nodes} -- --exclude={without}"
             return f"{again}, and in the job file:" if lines else again
         if lines and order.kind not in (Kind.MICROBATCHES, Kind.REPACK):
             return f"In the job file, for the next run{self._options}:"

@@ -9,8 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.balance.deciding.candidates import split_text
 from trimtab.balance.deciding.decide import Considered, Verdict
+from trimtab.balance.deciding.words import split_text
 from trimtab.balance.detect import Detection
 from trimtab.balance.diagnosing.findings import Diagnosis
 from trimtab.planning.answer import Answer

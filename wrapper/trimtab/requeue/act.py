@@ -118,15 +118,21 @@ class _Asking:
     def _check(self) -> None:
         """Drop from the request what Slurm would take without a word, and then hold the job for ever."""
         job, partition = self._job, self._client.nodes(self._job.partition)
-        tasks = f"--ntasks={job.tasks}" if job.tasks != len(job.nodes) else ""
-        if told := "--ntasks-per-node" if job.tasks_per_node else tasks:
+        if fixed := fixed_nodes(job):
             if self._nodes not in (None, len(job.nodes)):
-                self._complaints.append(_fixed(told))
+                self._complaints.append(fixed)
             self._nodes = None
         if obstacle := infeasible(job, partition, self._excluded, self._nodes or len(job.nodes)):
             self._complaints.append(obstacle)
             self._excluded, self._nodes = job.excluded_nodes, None
         self._checked = True
+
+
+def fixed_nodes(job: JobState) -> str:
+    """Why a running job's number of nodes stays as it is; empty: it may change."""
+    if job.tasks_per_node:
+        return _fixed("--ntasks-per-node")
+    return _fixed(f"--ntasks={job.tasks}") if job.tasks != len(job.nodes) else ""
 
 
 def _fixed(option: str) -> str:

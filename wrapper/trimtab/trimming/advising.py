@@ -60,6 +60,7 @@ def _case(question: Question) -> Case:
         seconds_left=min(left),
         spare_nodes=surroundings.spare_nodes,
         exclusions_left=surroundings.exclusions_left,
+        fixed_nodes=surroundings.fixed_nodes,
         no_restart=surroundings.no_restart,
         toll=toll,
         now_seconds=surroundings.now_seconds,
@@ -113,4 +114,4 @@ def _setting(plan: Plan) -> Setting:
 
 def _restart(case: Case, order: Considered, reason: str) -> Restart:
     job = changed_job(case.job, order)
-    return Restart(job.parallel, job.batch, case.nodes, order.exclude, reason)
+    return Restart(job.parallel, job.batch, order.nodes or case.nodes, order.exclude, reason)

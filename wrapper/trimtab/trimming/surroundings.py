@@ -25,6 +25,8 @@ class Surroundings:
     """Idle nodes that could replace one; None: not known."""
     exclusions_left: int | None = None
     """How many more nodes may be left out; None: as many as there are."""
+    fixed_nodes: str = ""
+    """Why the job's number of nodes stays as it is: "--ntasks=4 fixes it"; empty: it may change."""
     no_restart: str = ""
     """Why the job cannot be requeued: "requeue.enabled is false"; empty: it can."""
     restart_seconds: float | None = None

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from trimtab.balance.deciding.candidates import Candidate, candidates
+from trimtab.balance.deciding.candidates import candidates
 from trimtab.balance.deciding.ledger import Given, Ledger
+from trimtab.balance.deciding.outlook import Candidate
 from trimtab.balance.deciding.situation import Kind, Situation
 from trimtab.protocol import Balance
 
 _OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})
 REMEDIES = {
     "intrinsic": _OF_THE_PLAN,
-    "hardware": frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.EXCLUDE}),
+    "hardware": frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.EXCLUDE, Kind.FEWER}),
     "data": frozenset({Kind.REPACK}),
     "unknown": frozenset[Kind](),
     "none": _OF_THE_PLAN,
@@ -147,7 +148,7 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     if gain_ratio is None or cost_seconds is None:
         return Considered(**vars(candidate), verdict=Verdict.IMPOSSIBLE, reason=candidate.obstacle)
     loss_seconds = ledger.loss_of(situation.fault)
-    paid = candidate.kind.restarts and loss_seconds >= cost_seconds
+    paid = loss_seconds >= (cost_seconds if candidate.kind.restarts else situation.toll.restart_seconds)
     horizon_seconds = _horizon_seconds(situation, policy, paid)
     brought_seconds = gain_ratio * horizon_seconds
     brought, cost, loss = (_in_words(seconds) for seconds in (brought_seconds, cost_seconds, loss_seconds))
@@ -195,8 +196,8 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
 def _horizon_seconds(situation: Situation, policy: Balance, paid: bool) -> float:
     """How long a gain is counted: to the end of the run, and where that is not known, as long again as it has lasted.
 
-    A fault of the hardware may pass: it counts for `hardware_horizon_seconds`, until it has lasted as long, or, for a
-    restart, has cost as much (`paid`).
+    A fault of the hardware may pass: it counts for `hardware_horizon_seconds`, until it has lasted as long, or has cost
+    as much as a restart (`paid`): then whatever helps is counted as long as a restart is.
     """
     new_seconds = policy.hardware_horizon_seconds
     left_seconds = situation.seconds_left

@@ -21,11 +21,12 @@ class Kind(StrEnum):
     REPACK = "repack"
     REQUEUE = "requeue in another shape"
     EXCLUDE = "exclude a node"
+    FEWER = "run on fewer nodes"
 
     @property
     def restarts(self) -> bool:
         """Whether the job ends and begins again for it: the costly ones."""
-        return self in (Kind.SCHEDULE, Kind.REQUEUE, Kind.EXCLUDE)
+        return self in (Kind.SCHEDULE, Kind.REQUEUE, Kind.EXCLUDE, Kind.FEWER)
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class Situation:
     """Idle nodes that could replace one; None: not known."""
     exclusions_left: int | None = None
     """How many more nodes may be left out; None: as many as there are."""
+    fixed_nodes: str = ""
+    """Why the job's number of nodes stays as it is; empty: it may change."""
     no_restart: str = ""
     """Why the job cannot be begun again; empty: it can."""
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
