@@ -149,26 +149,51 @@ def test_a_wish_for_another_shape_goes_to_the_next_attempt():
     assert wanted.setting.microbatches == (2, 2, 2, 2)
 
 
-def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
-    """All nodes of the partition are the job's: it needs one less."""
-    job_file = replace(JOB_FILE, batch=Batch(2, 24))
-    shape, state = Shape(1, 2, 4), replace(STATE, nodes=("n1", "n2", "n3", "n4"), least_nodes=4, most_nodes=4, tasks=4)
-    running = tuple(replace(node, state="ALLOCATED") for node in PARTITION[:4])
-    begun = attempt(nodes=state.nodes, shape=shape, setting=setting_of(job_file, shape))
-    wish = Restart(job_file.parallel, job_file.batch, nodes=3, exclude=("n2",), reason="n2 is slow")
-    came = after(
+LARGE = replace(JOB_FILE, batch=Batch(2, 24))
+ON_FOUR = attempt(nodes=("n1", "n2", "n3", "n4"), shape=Shape(1, 2, 4), setting=setting_of(LARGE, Shape(1, 2, 4)))
+STATE_ON_FOUR = replace(STATE, nodes=ON_FOUR.nodes, least_nodes=4, most_nodes=4, tasks=4)
+ALL_TAKEN = tuple(replace(node, state="ALLOCATED") for node in PARTITION[:4])
+"""The job's nodes are all that the partition has."""
+
+
+def without_n2():
+    wish = Restart(LARGE.parallel, LARGE.batch, nodes=3, exclude=("n2",), reason="n2 is slow")
+    return after(
         end_of(replace(SAVED, why=Why.RESHAPE), restart=wish),
-        chain=Chain((begun,)),
-        job_file=job_file,
-        state=state,
-        partition=running,
+        chain=Chain((ON_FOUR,)),
+        job_file=LARGE,
+        state=STATE_ON_FOUR,
+        partition=ALL_TAKEN,
     )
+
+
+def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
+    came = without_n2()
     assert (came.again, came.nodes, came.excluded) == (True, 3, ("n2",))
-    assert infeasible(state, running, came.excluded, came.nodes) == ""
-    next_one = beginning(came.chain, job_file, world_size=6)
-    assert next_one.setting == replace(begun.setting, microbatches=(4, 4, 4))
-    # On all four nodes it is what the job file says.
-    assert beginning(came.chain, job_file, world_size=8).setting.microbatches == (3, 3, 3, 3)
+    assert infeasible(STATE_ON_FOUR, ALL_TAKEN, came.excluded, came.nodes) == ""
+    assert beginning(came.chain, LARGE, world_size=6).setting == replace(ON_FOUR.setting, microbatches=(4, 4, 4))
+
+
+@pytest.mark.parametrize(
+    ("hours", "new_node", "nodes", "excluded", "told"),
+    [
+        (1, "DOWN", 3, ("n2",), "without n2 (n2 is slow)"),
+        (1, "IDLE", 4, ("n2",), "without n2 (n2 is slow); on 4 nodes again"),  # in the place of n2
+        (25, "DOWN", 4, (), "no longer left out: n2; on 4 nodes again"),
+    ],
+)
+def test_a_job_has_all_of_its_nodes_again_with_a_later_requeue_when_as_many_are_idle(
+    hours, new_node, nodes, excluded, told
+):
+    on_three = attempt(restart_count=1, nodes=("n1", "n3", "n4"), shape=Shape(1, 2, 3))
+    state = replace(STATE_ON_FOUR, nodes=on_three.nodes, excluded_nodes=("n2",), least_nodes=3, most_nodes=3, tasks=3)
+    states = {"n2": "IDLE", "n5": new_node}
+    partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
+    chain = without_n2().chain.begun(on_three)
+    came = what_next(chain, end_of(SAVED, last=40), LARGE, state, partition, NOW + 3600 * hours)
+    assert (came.nodes, came.excluded) == (nodes, excluded)
+    assert came.told.endswith(told)
+    assert beginning(came.chain, LARGE, world_size=2 * nodes).setting.microbatches == (12 // nodes,) * nodes
 
 
 def given(cause):

@@ -7,7 +7,7 @@ from trimtab.outcome import Why
 from trimtab.protocol import Job, setting_of
 from trimtab.ranks import End
 from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
-from trimtab.requeue.exclusions import exclude
+from trimtab.requeue.exclusions import exclude, spare
 from trimtab.requeue.limits import why_not
 from trimtab_slurm.cluster import JobState, Node
 
@@ -65,7 +65,12 @@ def what_next(
         chain, _faulty(chain, end, now_seconds), job, partition, policy, nodes=nodes, now_seconds=now_seconds
     )
     chain = left_out.chain.updated(replace(attempt, requeued=True))
-    told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told)))
+    again = ""
+    if end.restart is None and (missing := _regained(chain, job, partition, left_out.nodes)):
+        nodes += missing
+        chain = replace(chain, wanted=None)  # it is for fewer ranks
+        again = f"on {nodes} nodes again"
+    told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told, again)))
     return Next(chain, again=True, told=told, nodes=nodes, excluded=left_out.nodes)
 
 
@@ -83,6 +88,13 @@ def _obstacle(chain: Chain, end: End, job_file: Job, job: JobState | None) -> st
     saved = bool(job_file.train.checkpoint_directory)
     limit = why_not(chain, job.job_id, job_file.requeue, saved=saved)
     return f"not requeued: {limit}" if limit else ""
+
+
+def _regained(chain: Chain, job: JobState, partition: Sequence[Node], excluded: Sequence[str]) -> int:
+    """How many nodes the job went on without, where as many are idle now that are not left out; else 0."""
+    missing = len(chain.of(job.job_id)[0].nodes) - len(chain.attempts[-1].nodes)
+    idle = spare(replace(job, excluded_nodes=tuple(excluded)), partition)
+    return missing if 0 < missing <= len(idle) else 0
 
 
 def _wanted(chain: Chain, end: End, job_file: Job) -> Wanted | None:
