@@ -175,6 +175,23 @@ def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
 
 
 @pytest.mark.parametrize(
+    ("job_file", "idle", "nodes"),
+    [
+        (LARGE, 0, 3),
+        (LARGE, 1, 4),  # which takes the lost one's place
+        (replace(LARGE, batch=Batch(2, 16)), 0, 4),  # no equal shares for three replicas: wait for the node
+        (replace(LARGE, parallel=Parallel(pipeline=2, distributed_optimizer=True)), 0, 4),  # three might not have room
+    ],
+)
+def test_a_job_goes_on_without_a_lost_node_where_fewer_can_run_it(job_file, idle, nodes):
+    states = {"n2": "DOWN*", "n5": "IDLE" if idle else "DOWN"}
+    partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
+    lost, chain = replace(FAILED, lost_node=True), Chain((ON_FOUR,))
+    came = after(end_of(lost), chain=chain, job_file=job_file, state=STATE_ON_FOUR, partition=partition)
+    assert (came.again, came.nodes, came.excluded) == (True, nodes, ("n2",))
+
+
+@pytest.mark.parametrize(
     ("hours", "new_node", "nodes", "excluded", "told"),
     [
         (1, "DOWN", 3, ("n2",), "without n2 (n2 is slow)"),
@@ -194,6 +211,18 @@ def test_a_job_has_all_of_its_nodes_again_with_a_later_requeue_when_as_many_are_
     assert (came.nodes, came.excluded) == (nodes, excluded)
     assert came.told.endswith(told)
     assert beginning(came.chain, LARGE, world_size=2 * nodes).setting.microbatches == (12 // nodes,) * nodes
+
+
+def test_an_idle_node_takes_one_place_only():
+    """n2 is left out, n3 is lost, and n5 is idle: for three nodes, not for four."""
+    on_three = attempt(restart_count=1, nodes=("n1", "n3", "n4"), shape=Shape(1, 2, 3))
+    state = replace(STATE_ON_FOUR, nodes=on_three.nodes, excluded_nodes=("n2",), least_nodes=3, most_nodes=3, tasks=3)
+    states = {"n2": "IDLE", "n3": "DOWN*", "n5": "IDLE"}
+    partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
+    lost = end_of(replace(FAILED, lost_node=True, node="n3"), last=40)
+    many = replace(LARGE, requeue=Requeue(most_excluded_ratio=0.5))
+    came = what_next(without_n2().chain.begun(on_three), lost, many, state, partition, NOW + 60)
+    assert (came.nodes, came.excluded) == (3, ("n2", "n3"))
 
 
 def given(cause):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from trimtab.outcome import Why
-from trimtab.protocol import Job, setting_of
+from trimtab.protocol import Job, JobError, setting_of
 from trimtab.ranks import End
 from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
 from trimtab.requeue.exclusions import exclude, spare
@@ -59,15 +59,14 @@ def what_next(
     obstacle = _obstacle(chain, end, job_file, job)
     if outcome.why not in AGAIN or obstacle or job is None:
         return Next(chain, again=False, told=obstacle, nodes=nodes)
-    if end.restart is not None:
-        nodes = end.restart.nodes
-    left_out = exclude(
-        chain, _faulty(chain, end, now_seconds), job, partition, policy, nodes=nodes, now_seconds=now_seconds
-    )
+    faulty = _faulty(chain, end, now_seconds)
+    nodes = end.restart.nodes if end.restart is not None else _nodes_without(faulty, attempt, job_file, job, partition)
+    left_out = exclude(chain, faulty, job, partition, policy, nodes=nodes, now_seconds=now_seconds)
     chain = left_out.chain.updated(replace(attempt, requeued=True))
     again = ""
-    if end.restart is None and (missing := _regained(chain, job, partition, left_out.nodes)):
-        nodes += missing
+    first = len(chain.of(job.job_id)[0].nodes)
+    if end.restart is None and nodes < first <= _ready(attempt, job, partition, left_out.nodes):
+        nodes = first
         chain = replace(chain, wanted=None)  # it is for fewer ranks
         again = f"on {nodes} nodes again"
     told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told, again)))
@@ -90,11 +89,25 @@ def _obstacle(chain: Chain, end: End, job_file: Job, job: JobState | None) -> st
     return f"not requeued: {limit}" if limit else ""
 
 
-def _regained(chain: Chain, job: JobState, partition: Sequence[Node], excluded: Sequence[str]) -> int:
-    """How many nodes the job went on without, where as many are idle now that are not left out; else 0."""
-    missing = len(chain.of(job.job_id)[0].nodes) - len(chain.attempts[-1].nodes)
-    idle = spare(replace(job, excluded_nodes=tuple(excluded)), partition)
-    return missing if 0 < missing <= len(idle) else 0
+def _nodes_without(
+    faulty: Sequence[Exclusion], attempt: Attempt, job_file: Job, job: JobState, partition: Sequence[Node]
+) -> int:
+    """How many nodes the next attempt needs: fewer than the last where no idle ones replace the faulty, if all
+    that changes is the number of replicas, and these hold no more."""
+    now = len(attempt.nodes)
+    gone = len({exclusion.node for exclusion in faulty}.intersection(attempt.nodes)) - len(spare(job, partition))
+    if gone <= 0 or gone == now or job_file.parallel.distributed_optimizer:
+        return now
+    try:
+        job_file.shape(attempt.shape.world_size // now * (now - gone))
+    except JobError:
+        return now
+    return now - gone
+
+
+def _ready(attempt: Attempt, job: JobState, partition: Sequence[Node], excluded: Sequence[str]) -> int:
+    """How many nodes the next attempt can have at once: those of an attempt that are not left out, and idle ones."""
+    return len({*attempt.nodes, *spare(replace(job, excluded_nodes=tuple(excluded)), partition)}.difference(excluded))
 
 
 def _wanted(chain: Chain, end: End, job_file: Job) -> Wanted | None:
