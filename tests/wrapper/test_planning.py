@@ -93,6 +93,18 @@ def test_a_slow_node_is_left_out_of_the_next_run(case, profiles):
     assert considered(found, Kind.MICROBATCHES).verdict is Verdict.WORTH
 
 
+def test_a_slow_node_can_be_done_without(case, profiles):
+    """Four replicas of nine microbatches on four nodes: three of twelve."""
+    slow = profiles.make(data=4, microbatches=9, head_seconds=0.0, slow=(1, 1, 1.5), steps=80, ranks_per_node=4)
+    found = answer(case(noisy(slow)))
+    fewer = considered(found, Kind.FEWER)
+    (node,) = found.decision.order.exclude  # whether one is to spare is not known: with another in its place
+    assert fewer.change == f"without {node}, on 3 nodes: TP2 x PP2 x DP3"
+    assert fewer.gain_ratio < found.decision.order.gain_ratio
+    chosen = dataclasses.replace(found, decision=dataclasses.replace(found.decision, order=fewer))
+    assert chosen.to_do == f"Submit it again with: trimtab submit ... --nodes 3 -- --exclude={node}"
+
+
 def test_a_node_s_name_cannot_become_a_command(case, profiles):
     slow = profiles.make(data=3, head_seconds=0.0, slow=(1, 1, 1.5), ranks_per_node=2)
     names = np.where(slow.training.ranks["node"] == "n5", "n5; reboot \x1b[31m", slow.training.ranks["node"])
