@@ -22,7 +22,9 @@ pytest.importorskip("megatron.core", reason="training needs Megatron-core: pip i
 pytestmark = [pytest.mark.slurm, pytest.mark.mcore]
 
 ROUNDING = 1e-5
-"""Relative, of losses in fp32: what another order of the same sums makes of them."""
+"""Relative, of losses in fp32 within ten steps: what another order of the same sums makes of them."""
+GROWN = 1e-4
+"""The same after hundreds of steps, in which training multiplies it: 1.1e-5 was seen in 300."""
 
 
 class Played:
@@ -124,7 +126,9 @@ def stage(slurm_installed, box_directory, tmp_path):
 
 
 def assert_same_losses(played: Played, twin: Played) -> None:
-    assert played.losses == pytest.approx(twin.losses, rel=ROUNDING)
+    first = next((int(training.orders["step"][0]) for training in played.trainings if training.orders), 0)
+    assert played.losses[: first + 10] == pytest.approx(twin.losses[: first + 10], rel=ROUNDING)
+    assert played.losses == pytest.approx(twin.losses, rel=GROWN)
 
 
 def test_intrinsic_layers_move_and_the_run_is_as_fast_as_the_best_static_layout(stage, capsys):
