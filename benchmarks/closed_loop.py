@@ -82,6 +82,7 @@ class World:
     policy: Balance = field(default_factory=Balance)
     ranks_per_node: int = 1
     spare_nodes: int = 0
+    fixed_nodes: str = ""
     no_restart: str = ""
     restart_seconds: float | None = None
     """As measured; None: not."""
@@ -332,6 +333,7 @@ class _Loop:
         surroundings = Surroundings(
             now_seconds=self.ranks.now_seconds,
             spare_nodes=world.spare_nodes,
+            fixed_nodes=world.fixed_nodes,
             no_restart=world.no_restart,
             restart_seconds=world.restart_seconds,
             cores=world.shape.world_size,

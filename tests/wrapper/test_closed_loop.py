@@ -123,12 +123,19 @@ def test_with_no_spare_node_work_is_moved_off_one_that_is_a_little_slow(restart_
     assert best / world.step_seconds(last(ran), world.steps) >= LEAST_EFFICIENCY
 
 
-def test_where_the_batch_does_not_suit_fewer_replicas_work_is_moved_instead():
-    ran = run(dataclasses.replace(slow_node(3.0, microbatches=8), steps=200))
-    assert ran.restart is None
+@pytest.mark.parametrize(
+    ("world", "reason"),
+    [
+        (slow_node(3.0, microbatches=8), "3 nodes: 32 microbatches are no equal shares for 3 replicas"),
+        (dataclasses.replace(slow_node(3.0), fixed_nodes="--ntasks=4 fixes it"), "--ntasks=4 fixes it"),
+    ],
+)
+def test_where_fewer_nodes_cannot_run_the_job_work_is_moved_instead(world, reason):
+    ran = run(dataclasses.replace(world, steps=200))
     assert ran.orders
+    assert ran.restart is None
     fewer = next(one for one in ran.advices[-1].answer.decision.considered if one.kind == "run on fewer nodes")
-    assert fewer.reason == "3 nodes: 32 microbatches are no equal shares for 3 replicas"
+    assert fewer.reason == reason
 
 
 def test_a_job_that_cannot_be_requeued_says_so():
