@@ -122,7 +122,7 @@ def other_nodes(outlook: Outlook) -> Candidate:
 
 
 def fewer_nodes(outlook: Outlook) -> Candidate:
-    """Without the slow nodes, the others in their usual speed: the same tensor x pipeline, fewer replicas, and the same
+    """Without the slow nodes, the others at their usual speed: the same tensor x pipeline, fewer replicas, and the same
     global batch in more microbatches of each."""
     situation = outlook.situation
     slow = _slow_nodes(situation)
