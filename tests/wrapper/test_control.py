@@ -100,15 +100,59 @@ def test_whoever_has_no_token_is_cut_off_unheard(first_line):
     serve(scenario)
 
 
-def test_a_second_connection_cannot_take_a_rank_over():
+def test_a_rank_that_comes_back_takes_the_place_of_its_broken_connection():
+    async def scenario(wrapper):
+        hello = replace(HELLO, token=wrapper.server.token)
+        reader, first = await wrapper.connect(hello)
+        await wrapper.until(lambda: len(wrapper.heard) == 1)
+        wrapper.server.send(Order("checkpoint", "before"))
+        assert decode(await reader.readline()) == Order("checkpoint", "before")
+        back, second = await wrapper.connect(hello)
+        assert await asyncio.wait_for(reader.read(), 10) == b"", "the old one is closed"
+        second.write(encode(Done(1, 10)))
+        await wrapper.until(lambda: len(wrapper.heard) == 3)
+        assert wrapper.lost == []
+        wrapper.server.send(Order("probe", "after"))
+        assert decode(await back.readline()) == Order("probe", "after"), "what was ordered before is not told again"
+        second.close()
+        first.close()
+        await wrapper.until(lambda: wrapper.lost == [1])
+
+    serve(scenario)
+
+
+def test_a_rank_that_comes_back_hears_that_the_others_stop():
     async def scenario(wrapper):
         hello = replace(HELLO, token=wrapper.server.token)
         _, first = await wrapper.connect(hello)
         await wrapper.until(lambda: len(wrapper.heard) == 1)
-        reader, second = await wrapper.connect(hello)
-        assert await asyncio.wait_for(reader.read(), 10) == b""
-        second.close()
         first.close()
-        assert len(wrapper.heard) == 1
+        await wrapper.until(lambda: wrapper.lost == [1])
+        wrapper.server.send(Order("stop", "USR1"))
+        back, second = await wrapper.connect(hello)
+        assert decode(await back.readline()) == Order("stop", "USR1")
+        second.close()
 
     serve(scenario)
+
+
+def test_a_fault_in_what_is_made_of_a_message_does_not_cost_the_connection(capsys):
+    async def scenario(wrapper):
+        hello = replace(HELLO, token=wrapper.server.token)
+        _, writer = await wrapper.connect(hello)
+        await wrapper.until(lambda: len(wrapper.heard) == 1)
+        heard = wrapper.heard
+
+        def fail_once(rank, message):
+            wrapper.server._receive = lambda rank, message: heard.append((rank, message))
+            raise OSError("no space left on device")
+
+        wrapper.server._receive = fail_once
+        writer.write(encode(Notice(1, 1, "a", "lost")) + encode(Notice(1, 2, "a", "heard")))
+        await wrapper.until(lambda: len(heard) == 2)
+        assert heard[-1] == (1, Notice(1, 2, "a", "heard"))
+        assert wrapper.lost == []
+        writer.close()
+
+    serve(scenario)
+    assert "no space left on device" in capsys.readouterr().err

@@ -64,6 +64,14 @@ def test_the_first_error_of_its_own_is_the_cause():
     assert roll.outcome(1, None).sentence == "rank 1 (node n1, stage 1, pid 101) failed: ValueError: bad sample"
 
 
+def test_a_rank_that_comes_back_is_not_lost():
+    roll = roll_of(2)
+    roll.lose(1)
+    roll.hear(1, roll.ranks[1])
+    roll.hear(0, Failed(0, 5, "OSError: disk full", peer_lost=False))
+    assert roll.outcome(1, None).sentence.startswith("rank 0 ")
+
+
 def test_when_all_only_lost_their_peers_the_first_is_named():
     roll = roll_of(2)
     for rank in (1, 0):

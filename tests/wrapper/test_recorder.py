@@ -3,6 +3,7 @@ import json
 import threading
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -289,3 +290,32 @@ def test_every_line_of_the_journal_is_json(tmp_path):
     kinds = [json.loads(line)["kind"] for line in recorder.path.read_text().splitlines()]
     assert kinds == ["identity", *["Hello"] * 2, *["StepReport"] * 4, "Notice", "event", "StepReport", "setting"]
     recorder.finish(0, "")
+
+
+def test_a_full_disk_under_the_journal_ends_nothing(tmp_path):
+    recorder = Recorder(tmp_path, identity())
+    file = recorder._file
+
+    class Full:
+        def write(self, text):
+            raise OSError(28, "No space left on device")
+
+        def close(self):
+            file.close()
+
+    recorder._file = Full()
+    feed(recorder)
+    training = profile.read(recorder.finish(0, "trained to step 2")).training
+    assert training.steps["step"].tolist() == [1, 2]
+    gaps = [event.text for event in training.events if event.kind == "recording"]
+    assert len(gaps) == 1
+    assert "No space left on device" in gaps[0]
+
+
+def test_where_the_part_cannot_be_written_the_journal_stays(tmp_path):
+    recorder = Recorder(tmp_path, identity())
+    feed(recorder)
+    recorder.path.with_suffix(".h5").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        recorder.finish(0, "trained to step 2")
+    assert recorder.path.exists()

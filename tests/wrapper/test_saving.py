@@ -40,11 +40,18 @@ def test_the_first_save_comes_early_and_the_next_by_what_it_took():
     saving = Saving(Train(node_mtbf_hours=1000.0), nodes=100, began_seconds=0.0)
     assert not saving.due(FIRST_SAVE_SECONDS - 1)
     assert saving.due(FIRST_SAVE_SECONDS)
-    assert not saving.due(FIRST_SAVE_SECONDS + 1), "it was told once"
+    assert not saving.due(2 * FIRST_SAVE_SECONDS), "it was told once"
     saving.saved(310.0, took_seconds=10.0)
     interval = interval_seconds(10.0, 10 * HOUR)
     assert not saving.due(310 + interval - 1)
     assert saving.due(310 + interval + 1)
+
+
+def test_a_save_that_does_not_come_is_asked_for_again():
+    saving = Saving(Train(longest_checkpoint_minutes=30), nodes=1, began_seconds=0.0)
+    assert saving.due(FIRST_SAVE_SECONDS)
+    assert not saving.due(FIRST_SAVE_SECONDS + 1799.0)
+    assert saving.due(FIRST_SAVE_SECONDS + 1800.0)
 
 
 def test_no_two_saves_are_further_apart_than_the_longest_time():

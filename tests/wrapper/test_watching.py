@@ -2,7 +2,7 @@ import dataclasses
 
 from trimtab.balance.detect import WARM_UP_STEPS, Detection
 from trimtab.protocol import Balance, Hello, StepReport
-from trimtab.watching import Assembly, Lookout, Sight
+from trimtab.watching import MOST_BEHIND_STEPS, Assembly, Lookout, Sight
 
 POLICY = Balance(window_steps=4, trigger_windows=2)
 
@@ -33,6 +33,13 @@ ONE = [(0, 0), (0, 1), (0, 2)]
 TWO = [(0, 0), (0, 1), (1, 0), (1, 1)]
 WARM = WARM_UP_STEPS
 EVEN, SLOW = [1.0, 1.0, 1.0], [1.0, 1.0, 1.25]
+
+
+def test_what_one_rank_no_longer_reports_is_not_kept_for_ever():
+    assembly = Assembly(2)
+    for step in range(1, 10 * MOST_BEHIND_STEPS):
+        assert assembly.add(report(0, step), ranks(TWO)) is None
+    assert len(assembly._pending) <= MOST_BEHIND_STEPS
 
 
 def test_a_step_is_whole_when_its_last_rank_has_reported():

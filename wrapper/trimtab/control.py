@@ -1,11 +1,12 @@
 """The server that the ranks talk to: reports in, orders out.
 
 Guarded by a token: a connection whose first line is not a Hello with it is closed. One line of JSON a message. If
-this server dies, training goes on; it only goes unreported.
+this server dies, training goes on; it only goes unreported. A rank whose connection broke may come again.
 """
 
 import asyncio
 import secrets
+import traceback
 from collections.abc import Callable
 
 from trimtab.protocol import Hello, Message, Order, decode, encode
@@ -22,6 +23,7 @@ class ControlServer:
         self._receive = receive
         self._lose = lose
         self._writers: dict[int, asyncio.StreamWriter] = {}
+        self._greeted: set[int] = set()
         self._order: Order | None = None
         self._server: asyncio.Server | None = None
 
@@ -49,17 +51,28 @@ class ControlServer:
         if hello is None:
             writer.close()
             return
+        if (earlier := self._writers.get(hello.rank)) is not None:
+            earlier.close()  # of a connection that broke, and whose end has not been seen
         self._writers[hello.rank] = writer
-        self._receive(hello.rank, hello)
-        if self._order is not None:
+        self._hand_over(hello.rank, hello)
+        # To one that comes back, an order of before is no news; but it must not miss that all others stop.
+        if self._order is not None and (hello.rank not in self._greeted or self._order.kind == "stop"):
             writer.write(encode(self._order))
+        self._greeted.add(hello.rank)
         try:
             while message := await _next(reader):
-                self._receive(hello.rank, message)
+                self._hand_over(hello.rank, message)
         finally:
-            self._writers.pop(hello.rank, None)
             writer.close()
-            self._lose(hello.rank)
+            if self._writers.get(hello.rank) is writer:
+                del self._writers[hello.rank]
+                self._lose(hello.rank)
+
+    def _hand_over(self, rank: int, message: Message) -> None:
+        try:
+            self._receive(rank, message)
+        except Exception:  # noqa: BLE001 - a fault in what is made of a message must not cost the rank's connection
+            traceback.print_exc()
 
     async def _greet(self, reader: asyncio.StreamReader) -> Hello | None:
         try:
@@ -67,7 +80,7 @@ class ControlServer:
                 message = decode(await reader.readline())
         except (TimeoutError, ValueError, ConnectionError):
             return None
-        if not isinstance(message, Hello) or message.rank in self._writers:
+        if not isinstance(message, Hello):
             return None
         return message if secrets.compare_digest(message.token.encode(), self.token.encode()) else None
 

@@ -97,6 +97,8 @@ class Roll:
         match message:
             case Hello():
                 self.ranks[rank] = message
+                if self.broken.get(rank, message) is None:
+                    del self.broken[rank]  # only its connection broke: it has come back
             case StepReport():
                 self.last_step[rank] = message.step
             case Done():

@@ -10,9 +10,11 @@ import signal
 import time
 import traceback
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from trimtab import launch
+from trimtab.background import in_background
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.measuring.steps import Step
 from trimtab.control import ControlServer
@@ -49,6 +51,8 @@ LOOK_SECONDS = 1.0
 """How often it is looked at what falls due."""
 STACK_SECONDS = 5.0
 """How long ranks that hang have to say where they are."""
+SURROUNDINGS_SECONDS = 120.0
+"""How long what Slurm said of the cluster holds: a controller has more to do than to answer each window of each job."""
 DRAIN_SECONDS = 2.0
 """How long the last messages of the ranks are waited for after srun has ended."""
 KILL_SECONDS = 30.0
@@ -113,6 +117,9 @@ class Ranks:
     _last: Taken | None = None
     _printed_seconds: float = 0.0
     _decision: asyncio.Task[None] | None = None
+    _srun: asyncio.subprocess.Process | None = None
+    _grace: asyncio.TimerHandle | None = None
+    _known: Surroundings | None = None
 
     def __post_init__(self) -> None:
         job, allocated = self.start.job, self.start.allocated
@@ -121,18 +128,34 @@ class Ranks:
         self._progress = Progress(job.train.steps, job.balance)
         self._saving = Saving(job.train, len(allocated.nodes), time.monotonic())
         self._hanging = Hanging(job.requeue)
-        self._server = ControlServer(self._receive, self._roll.lose)
+        self._server = ControlServer(self._receive, self._lose)
 
     async def train(self) -> End:
         """Train."""
-        srun = await self._start_ranks()
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._on_signal, number)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which were held back until somebody heard them
+        await asyncio.sleep(0)
+        exit_code = 0
+        if self._stop is None:
+            exit_code = await self._see_ranks_through()
+        return End(
+            outcome=self._roll.outcome(exit_code, self._stop, self._hung),
+            first=self._first,
+            last=self._last,
+            setting=self.trimmer.setting,
+            orders=self.trimmer.orders,
+            restart=self._restart,
+        )
+
+    async def _see_ranks_through(self) -> int:
+        """From their start to their end; returns srun's exit code."""
+        srun = self._srun = await self._start_ranks()
         if self.setting != self.trimmer.setting:
             replaces = self.trimmer.setting.fingerprint
             self._server.send(Order("reshape", "as the attempt before ended", self.setting, replaces))
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._on_signal, number, srun)
-        watch = loop.create_task(self._look_after(srun))
+        watch = asyncio.get_running_loop().create_task(self._look_after(srun))
         try:
             exit_code = await srun.wait()
         finally:
@@ -142,14 +165,7 @@ class Ranks:
         await self._server.close()
         if self._decision is not None:
             self._decision.cancel()
-        return End(
-            outcome=self._roll.outcome(exit_code, self._stop, self._hung),
-            first=self._first,
-            last=self._last,
-            setting=self.trimmer.setting,
-            orders=self.trimmer.orders,
-            restart=self._restart,
-        )
+        return exit_code
 
     async def _start_ranks(self) -> asyncio.subprocess.Process:
         start = self.start
@@ -172,7 +188,7 @@ class Ranks:
         self._roll.hear(rank, message)
         match message:
             case StepReport():
-                self._hanging.stepped(time.monotonic())
+                self._hanging.stepped(time.monotonic(), message.step)
                 if self._saves_after(message.step):
                     self._hanging.ordered()
                 self._last = Taken(message.step, message.time_seconds)
@@ -187,8 +203,13 @@ class Ranks:
                 self._tell("signal", f"rank {rank} was sent {message.text}: the ranks save and stop at the next step")
                 self._begin_to_stop(Stop.by_preemption())
             case Reshaped():
-                print(f"trimtab: {_reshaped(message)}", flush=True)
+                _say(f"trimtab: {_reshaped(message)}")
         self._act_on(self.trimmer.hear(message))
+
+    def _lose(self, rank: int) -> None:
+        self._roll.lose(rank)
+        if rank not in self._roll.done and self._stop is None:
+            self.recorder.event("control", f"the connection of rank {rank} has ended")
 
     def _saves_after(self, step: int) -> bool:
         """Whether the ranks save by themselves before their next step, or instead of it."""
@@ -201,7 +222,7 @@ class Ranks:
         now = time.monotonic()
         if step.step == self.start.job.train.steps or now - self._printed_seconds >= PROGRESS_SECONDS:
             self._printed_seconds = now
-            print(line, flush=True)
+            _say(line)
         self._act_on(self.trimmer.see(step))
 
     def _act_on(self, sight: Sight) -> None:
@@ -217,10 +238,10 @@ class Ranks:
             self._decision = asyncio.get_running_loop().create_task(self._decide())
 
     async def _decide(self) -> None:
-        surroundings = _on(self._roll.ranks.values(), await asyncio.to_thread(self.surroundings))
-        question = self.trimmer.question(self.recorder.snapshot(), surroundings)
         try:
-            advice = await asyncio.to_thread(advise, question)
+            surroundings = await self._look_around()
+            question = self.trimmer.question(self.recorder.snapshot(), surroundings)
+            advice = await in_background(lambda: advise(question))
         except (PlanError, DiagnosisError) as error:
             self._act_on(self.trimmer.undecided(str(error)))
             return
@@ -228,9 +249,19 @@ class Ranks:
             traceback.print_exc()
             self._act_on(self.trimmer.undecided(f"{type(error).__name__}: {error}"))
             return
-        self._act_on(self.trimmer.given(advice))
         if self._stop is None:
+            self._act_on(self.trimmer.given(advice))
             self._carry_out(advice)
+
+    async def _look_around(self) -> Surroundings:
+        """What Slurm says of the cluster, or has said a little while ago."""
+        now_seconds = time.time()
+        if self._known is None or now_seconds - self._known.now_seconds > SURROUNDINGS_SECONDS:
+            self._known = await in_background(self.surroundings)
+        left_seconds = self._known.seconds_left
+        if left_seconds is not None:
+            left_seconds -= now_seconds - self._known.now_seconds
+        return _on(self._roll.ranks.values(), replace(self._known, now_seconds=now_seconds, seconds_left=left_seconds))
 
     def _carry_out(self, advice: Advice) -> None:
         if advice.order is not None:
@@ -247,32 +278,35 @@ class Ranks:
             if self._stop is None and self._roll.last_step and self._saving.due(now):
                 self._hanging.ordered()
                 self._server.send(Order("checkpoint", "as much time has passed as a failure may cost"))
-            if self._hanging.hung(now):
-                await self._end_hang(srun)
-                return
+            if self._hung is None and self._hanging.hung(now):
+                await self._look_into_hang(srun)
 
-    async def _end_hang(self, srun: asyncio.subprocess.Process) -> None:
+    async def _look_into_hang(self, srun: asyncio.subprocess.Process) -> None:
         self._tell("hang", f"no rank has taken a step for {self._hanging.limit_seconds:.0f} s: they are asked where")
+        self._stacks.clear()
         self._server.send(Order("stacks", "no step is taken"))
         deadline = time.monotonic() + STACK_SECONDS
         while len(self._stacks) < len(self._roll.ranks) and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
+        if not self._hanging.hung(time.monotonic()):
+            self._tell("hang", "they have gone on")
+            return
         self._hung = suspicion(self._roll.ranks, self._roll.last_step, self._stacks)
         if len(self._stacks) < len(self._roll.ranks):
             srun.send_signal(signal.SIGUSR2)  # which it hands on: those that cannot answer write theirs to the log
             await asyncio.sleep(1.0)
         for stack in self._stacks.values():
-            print(f"trimtab: rank {stack.rank} after step {stack.step}:\n{stack.text}", flush=True)
+            _say(f"trimtab: rank {stack.rank} after step {stack.step}:\n{stack.text}")
         self._tell("hang", self._hung.sentence)
         self._end_ranks(srun)
 
-    def _on_signal(self, number: signal.Signals, srun: asyncio.subprocess.Process) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self._stop is None:  # else the ranks are saving: a second signal must not spoil it
+            self._begin_to_stop(Stop.by_signal(number))
+        if self._grace is None and self._srun is not None:
+            grace_seconds = self.start.job.requeue.grace_seconds if self._roll.ranks else 0
+            self._grace = asyncio.get_running_loop().call_later(grace_seconds, self._end_ranks, self._srun)
         self._tell("signal", f"{number.name}: the ranks save and stop at the next step")
-        if self._stop is not None:
-            return  # the ranks are saving: a second signal must not spoil it
-        self._begin_to_stop(Stop.by_signal(number))
-        grace_seconds = self.start.job.requeue.grace_seconds if self._roll.ranks else 0
-        asyncio.get_running_loop().call_later(grace_seconds, self._end_ranks, srun)
 
     def _begin_to_stop(self, stop: Stop) -> None:
         self._stop = stop
@@ -291,7 +325,12 @@ class Ranks:
 
     def _tell(self, kind: str, sentence: str) -> None:
         self.recorder.event(kind, sentence)
-        print(f"trimtab: {sentence}", flush=True)
+        _say(f"trimtab: {sentence}")
+
+
+def _say(text: str) -> None:
+    with suppress(OSError):  # a full disk under the job's output must not end the training
+        print(text, flush=True)
 
 
 def _kill(srun: asyncio.subprocess.Process) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Lock
@@ -34,7 +35,7 @@ class Recorder:
         self.path = parts / f"training-{stamp(identity.start_seconds)}.jsonl"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
-        self._account, self._lock = Account(identity), Lock()
+        self._account, self._lock, self._gap = Account(identity), Lock(), False
         self._write("identity", asdict(identity))
 
     def message(self, message: Message) -> None:
@@ -61,16 +62,32 @@ class Recorder:
             return self._account.training()
 
     def finish(self, exit_code: int, outcome: str) -> Path:
-        """Note the end, and turn the journal into the training part; returns the part's path."""
+        """Note the end, and turn the journal into the training part; returns the part's path.
+
+        Raises OSError where that cannot be written: the journal stays then.
+        """
         self._write("end", {"exit_code": exit_code, "outcome": outcome})
-        self._file.close()
+        with suppress(OSError):  # what its buffer still holds: noted already
+            self._file.close()
         return _make_part(self.path, self._account)
 
     def _write(self, kind: str, body: dict[str, Any]) -> None:
         line = {"time_seconds": time.time(), "kind": kind, "body": body}
-        self._file.write(json.dumps(line) + "\n")
         with self._lock:
             self._account.take(line)
+        try:
+            self._file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._miss(error)
+
+    def _miss(self, error: OSError) -> None:
+        """Note, once, that the journal has a gap: a full disk must not end the training."""
+        if not self._gap:
+            self._gap = True
+            text = f"{self.path} cannot be written ({error}): were this wrapper killed, what follows would not be known"
+            body = {"kind": "recording", "text": text}
+            with self._lock:
+                self._account.take({"time_seconds": time.time(), "kind": "event", "body": body})
 
 
 def recover(job_directory: Path) -> list[Path]:

@@ -30,15 +30,17 @@ class Saving:
         self._automatic = bool(train.checkpoint_directory) and not train.checkpoint_interval_steps
         self._last_seconds = began_seconds
         self._interval_seconds = min(FIRST_SAVE_SECONDS, self._longest_seconds)
+        self._asked = False
 
     def saved(self, now_seconds: float, took_seconds: float) -> None:
         """A save has ended."""
-        self._last_seconds = now_seconds
+        self._last_seconds, self._asked = now_seconds, False
         self._interval_seconds = min(interval_seconds(took_seconds, self._mtbf_seconds), self._longest_seconds)
 
     def due(self, now_seconds: float) -> bool:
-        """Whether the ranks shall save now: told once."""
-        if not self._automatic or now_seconds - self._last_seconds < self._interval_seconds:
+        """Whether the ranks shall save now: told once, and again where a save has not come in the longest time."""
+        wait_seconds = self._longest_seconds if self._asked else self._interval_seconds
+        if not self._automatic or now_seconds - self._last_seconds < wait_seconds:
             return False
-        self._last_seconds = now_seconds  # asked for: not again before it is done or the time is up again
+        self._last_seconds, self._asked = now_seconds, True
         return True

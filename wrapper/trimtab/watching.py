@@ -7,6 +7,9 @@ from trimtab.balance.detect import Detection, Finding, Imbalance, Watch, observe
 from trimtab.balance.measuring.steps import Step, assemble
 from trimtab.protocol import Balance, Hello, StepReport
 
+MOST_BEHIND_STEPS = 64
+"""Ranks meet in every step: what a step still lacks when so many later ones have begun has been lost."""
+
 
 class Assembly:
     """Puts the reports of a step together as they come."""
@@ -20,6 +23,8 @@ class Assembly:
         reports = self._pending.setdefault(report.step, [])
         reports.append(report)
         if len(reports) < self._world_size:
+            if len(self._pending) > MOST_BEHIND_STEPS:
+                del self._pending[min(self._pending)]
             return None
         # Each rank reports its steps in order: what an earlier one still lacks has been lost.
         self._pending = {step: later for step, later in self._pending.items() if step > report.step}
