@@ -39,14 +39,18 @@ class SaveError(Exception):
 class Checkpoints:
     """The checkpoints of one run. All methods are for all ranks together."""
 
-    def __init__(self, world: World, engine: Engine, vocabulary_size: int) -> None:
+    def __init__(self, world: World, engine: Engine, vocabulary_size: int, fingerprint: str) -> None:
+        """With the padded vocabulary, and the fingerprint of the data."""
         self._world = world
         self._leads = world.identity.rank == 0
         self._vocabulary_size = vocabulary_size
+        self._samples = _sample_identity(engine.job, fingerprint)
         self.follow(engine)
         self.saved_step = -1
         """Step of the newest checkpoint that this run has written or resumed from."""
         self._rejected: set[str] = set()
+        self._ours: set[str] = set()
+        """What was there when the run began, or was written by it: all else in the directory is another run's."""
 
     def follow(self, engine: Engine) -> None:
         """Save and load this engine from now on."""
@@ -61,18 +65,20 @@ class Checkpoints:
         began = time.perf_counter()
         target = files.checkpoint_path(self._directory, progress.step)
         try:
-            self._together(lambda: files.begin(target) if self._leads else None)
+            self._together(lambda: files.begin(target, self._ours) if self._leads else None)
+            self._ours.add(target.name)
             written = self._together(lambda: self._write(target))
             complete = Complete(
                 step=progress.step,
                 consumed_samples=progress.consumed_samples,
                 model=_model_identity(self._engine.job, self._vocabulary_size),
+                samples=self._samples,
                 shape=self._shape,
                 files={name: file for sums in written for name, file in sums.items()},
             )
             self._together(lambda: files.finish(target, complete) if self._leads else None)
         except SaveError:
-            if self._leads and target.is_dir():
+            if self._leads and target.name in self._ours and target.is_dir():
                 shutil.rmtree(target, ignore_errors=True)
             raise
         self.saved_step = progress.step
@@ -84,14 +90,16 @@ class Checkpoints:
     def resume(self) -> tuple[Progress, list[str]]:
         """Load the newest sound checkpoint, if there is one. Returns how far it came, and what to tell.
 
-        Raises RankError where there are some but none is sound, where it is of another model or optimizer, and where
-        not every rank can see it.
+        Raises RankError where there are some but none is sound, where it is of another model or optimizer or has
+        consumed other samples, and where not every rank can see it.
         """
         found, told = self._newest_sound()
         if found is None:
             return Progress(0, 0), told
         source, complete = found
-        self._refuse_another_model(source, complete.model)
+        self._refuse_another("model", source, _model_identity(self._engine.job, self._vocabulary_size), complete.model)
+        if complete.samples:
+            self._refuse_another("order of samples", source, self._samples, complete.samples)
         self._world.faults.during("load")
         state.load(self._engine, source)
         told.append(f"resumed from {source}")
@@ -99,6 +107,8 @@ class Checkpoints:
             told.append(f"it was saved as {complete.shape}, and goes on as {self._shape}")
         if not complete.files:
             told.append("it has no checksums: whether it is sound was not looked into")
+        if not complete.samples:
+            told.append("it does not say which samples it has consumed: whether they are this job's is not known")
         self.saved_step = complete.step
         return Progress(complete.step, complete.consumed_samples), told
 
@@ -139,6 +149,7 @@ class Checkpoints:
 
     def _newest_sound(self) -> tuple[tuple[Path, Complete] | None, list[str]]:
         saves = self._world.from_rank_0(files.checkpoints(self._directory) if self._leads else None)
+        self._ours.update(save.name for save in saves)
         told: list[str] = []
         for save in reversed(saves):
             complete, reason = self._world.from_rank_0(_inspect(save) if self._leads else None)
@@ -172,8 +183,7 @@ class Checkpoints:
             return str(error)
         return ""
 
-    def _refuse_another_model(self, source: Path, saved: dict[str, Any]) -> None:
-        own = _model_identity(self._engine.job, self._vocabulary_size)
+    def _refuse_another(self, what: str, source: Path, own: dict[str, Any], saved: dict[str, Any]) -> None:
         differing = [
             f"{name} is {own.get(name)!r} now and {saved.get(name)!r} there"
             for name in own | saved
@@ -181,7 +191,7 @@ class Checkpoints:
         ]
         if differing:
             raise RankError(
-                f"the checkpoint {source} is of another model: {'; '.join(differing)}. "
+                f"the checkpoint {source} is of another {what}: {'; '.join(differing)}. "
                 "Name another train.checkpoint_directory, or change the job back."
             )
 
@@ -205,4 +215,13 @@ def _model_identity(job: Job, vocabulary_size: int) -> dict[str, Any]:
         "model.provider": model.provider,
         "the padded vocabulary": vocabulary_size,
         "parallel.distributed_optimizer": job.parallel.distributed_optimizer,
+    }
+
+
+def _sample_identity(job: Job, fingerprint: str) -> dict[str, Any]:
+    """What has to be the same for the number of consumed samples to say which ones they were."""
+    return {
+        "train.seed": job.train.seed,
+        "model.sequence_length": job.model.sequence_length,
+        "the fingerprint of the data (data.path, data.tokenizer, data.provider)": fingerprint,
     }

@@ -42,6 +42,8 @@ class Complete:
     """What it was saved at: to be told, never to be used."""
     files: dict[str, FileSum] = field(default_factory=dict)
     """By their names; empty in checkpoints of before there were sums."""
+    samples: dict[str, Any] = field(default_factory=dict)
+    """What the order of samples has to have in common with its own; empty in checkpoints of before it was kept."""
 
     @property
     def size_bytes(self) -> int:
@@ -79,12 +81,18 @@ def is_complete(checkpoint: Path) -> bool:
     return (checkpoint / COMPLETE).exists()
 
 
-def begin(target: Path) -> None:
-    """An empty directory for a new checkpoint; what interrupted saves have left beside it goes."""
+def begin(target: Path, ours: Collection[str]) -> None:
+    """An empty directory for a new checkpoint; what interrupted saves have left beside it goes.
+
+    Only what is named among `ours` is removed: anything else is what another run is writing at this moment. Raises
+    OSError, also where that is the target itself.
+    """
     for remains in checkpoints(target.parent):
-        if remains != target and not is_complete(remains):
+        if remains.name in ours and remains != target and not is_complete(remains):
             shutil.rmtree(remains, ignore_errors=True)  # what resists now may not the next time
     if target.exists():
+        if target.name not in ours:
+            raise FileExistsError(f"{target} is there, but not of this run: another one writes to the same directory")
         remove(target)
     target.mkdir(parents=True)
     sync_directory(target.parent)
@@ -101,12 +109,13 @@ def finish(target: Path, complete: Complete) -> None:
 def prune(directory: Path, step: int, keep: int, rejected: Collection[str]) -> None:
     """Once the checkpoint of a step is complete: keep as many of the newest, up to that step; the others go.
 
-    Those that were rejected as damaged do not count, and are left until a run has passed them.
+    Those that were rejected as damaged do not count, and are left until a run has passed them. Incomplete ones are
+    `begin`'s to remove: they may be what another run is writing.
     """
     passed = [save for save in checkpoints(directory) if save <= checkpoint_path(directory, step)]
     kept = [save for save in passed if is_complete(save) and save.name not in rejected][-keep:]
     for save in passed:
-        if save not in kept:
+        if is_complete(save) and save not in kept:
             remove(save)
 
 
@@ -122,14 +131,14 @@ def read_complete(checkpoint: Path) -> Complete:
         content = json.loads((checkpoint / COMPLETE).read_text())
         if "files" not in content:
             return Complete(**content)
-        crc32 = content.pop("crc32")
+        sound = content.pop("crc32") == _content_crc32(content)
         files = {name: FileSum(file["size_bytes"], tuple(file["crc32"])) for name, file in content["files"].items()}
         complete = Complete(**{**content, "files": files})
     except FileNotFoundError:
         raise DamagedError("its save was interrupted") from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedError(f"{COMPLETE} cannot be read ({type(error).__name__}: {error})") from error
-    if crc32 != _content_crc32(asdict(complete)):
+    if not sound:
         raise DamagedError(f"{COMPLETE} is not what was written")
     for name, file in complete.files.items():
         try:

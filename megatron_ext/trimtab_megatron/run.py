@@ -48,7 +48,7 @@ def prepare(job: Job, world: World, control: Control) -> Run:
     checkpoints = None
     if job.train.checkpoint_directory:
         padded = padded_vocabulary(vocabulary_size, world.shape.tensor)
-        checkpoints = Checkpoints(world, engine, padded)
+        checkpoints = Checkpoints(world, engine, padded, dataset.fingerprint)
     run = Run(world, control, dataset, engine, setting_of(job, world.shape), checkpoints, Progress(0, 0))
     if dataset.built:
         control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))

@@ -42,7 +42,7 @@ class Recorder:
     def __init__(self, path: Path, orders: dict[str, str]) -> None:
         self._file = path.open("wb")
         self._orders = {int(step): line for step, line in orders.items()}
-        self._step = 0
+        self.step = 0
         self.greeted = False
 
     def hello(self, hello: Hello) -> None:
@@ -51,13 +51,13 @@ class Recorder:
 
     def send(self, message: Message) -> None:
         if isinstance(message, StepReport):
-            self._step = message.step
+            self.step = message.step
         self._file.write(encode(message))
         self._file.flush()
 
     def take_order(self) -> Order | None:
         """The order that is to come after so many steps."""
-        line = self._orders.pop(self._step, None)
+        line = self._orders.pop(self.step, None)
         order = decode(line.encode()) if line else None
         assert order is None or isinstance(order, Order)
         return order
@@ -65,14 +65,14 @@ class Recorder:
 
 def run_job(job: Job, who: Identity, agreement: dist.ProcessGroup, recorder: Recorder, counts: list[int]) -> None:
     """Train; with other counts of microbatches than a job begins with, where some are given."""
-    run = runs.prepare(job, world.arrange(job, who, cuda, agreement), recorder)
-    if counts:
-        run.setting = replace(run.setting, microbatches=tuple(counts))
     try:
+        run = runs.prepare(job, world.arrange(job, who, cuda, agreement), recorder)
+        if counts:
+            run.setting = replace(run.setting, microbatches=tuple(counts))
         train.train(run)
         recorder.send(Done(who.rank, run.progress.step))
     except RankError as error:  # one that all ranks raise at the same step
-        recorder.send(Failed(who.rank, run.progress.step, str(error), False))
+        recorder.send(Failed(who.rank, recorder.step, str(error), False))
     parallel_state.destroy_model_parallel()
 
 

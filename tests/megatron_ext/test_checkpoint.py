@@ -111,3 +111,24 @@ def test_a_checkpoint_of_another_model_is_refused(train_ranks, start_ranks, tiny
     assert refused.exit_codes == [1]
     (failed,) = refused.all(Failed)
     assert "model.layers is 2 now and 4 there; model.hidden_size is 32 now and 64 there" in failed.error
+
+
+def test_a_checkpoint_that_has_consumed_other_samples_is_refused_with_the_key(train_series, tiny_job, tmp_path):
+    (tmp_path / "other.txt").write_text("Another text.\n" * 1000)
+    train = {"checkpoint_directory": str(tmp_path / "checkpoints"), "steps": 1, "warmup_steps": 0}
+    on = train | {"steps": 2}
+    jobs = [
+        tiny_job(train=train),
+        tiny_job(train=on | {"seed": 99}),
+        tiny_job(train=on, model={"sequence_length": 16}),
+        tiny_job(train=on, data={"path": str(tmp_path / "other.txt")}),
+        tiny_job(train=on),
+    ]
+    first, seed, length, text, same = train_series(jobs, 1)
+    assert (list(first.losses), list(same.losses)) == ([1], [2])
+    errors = [ended.all(Failed)[0].error for ended in (seed, length, text)]
+    source = f"the checkpoint {tmp_path}/checkpoints/step-00000001 is of another order of samples"
+    assert errors[0].startswith(f"{source}: train.seed is 99 now and 1234 there.")
+    assert errors[1].startswith(f"{source}: model.sequence_length is 16 now and 32 there.")
+    assert errors[2].startswith(f"{source}: the fingerprint of the data (data.path, data.tokenizer, data.provider) is ")
+    assert not any(ended.losses for ended in (seed, length, text))

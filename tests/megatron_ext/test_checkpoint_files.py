@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import zlib
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from trimtab_megatron.checkpoint_files import (
     checkpoint_path,
     checkpoints,
     finish,
+    is_complete,
     prune,
     read_complete,
     sum_files,
@@ -24,6 +26,7 @@ from trimtab_megatron.checkpoint_files import (
 
 BLOCK = 1000
 """Bytes of a block here."""
+OURS = {"step-00000010", "step-00000020", "step-00000030"}
 CONTENT = {"__0_0.distcp": bytes(range(250)) * 10, "__1_0.distcp": b"x" * BLOCK, "common.pt": b"", ".metadata": b"m"}
 
 
@@ -34,7 +37,7 @@ def small_blocks(monkeypatch):
 
 def save(directory, step):
     target = checkpoint_path(directory, step)
-    begin(target)
+    begin(target, {target.name})
     for name, content in CONTENT.items():
         (target / name).write_bytes(content)
     complete = Complete(step, 8 * step, {"model.layers": 4}, "TP1", sum_files(target, ("__", "common.pt", ".metadata")))
@@ -111,6 +114,16 @@ def test_a_checkpoint_of_before_there_were_sums_is_read(tmp_path):
     assert blocks(read_complete(target)) == []
 
 
+def test_a_checkpoint_of_before_its_samples_were_kept_is_read_and_its_checksum_holds(tmp_path):
+    target, complete = save(tmp_path, 20)
+    content = json.loads((target / "complete.json").read_text())
+    del content["samples"], content["crc32"]
+    crc32 = zlib.crc32(json.dumps(content, sort_keys=True).encode())
+    (target / "complete.json").write_text(json.dumps({**content, "crc32": crc32}))
+    assert read_complete(target) == complete
+    assert complete.samples == {}
+
+
 def test_the_newest_are_kept_and_what_a_run_has_not_passed_is_left(tmp_path):
     for step in (10, 20, 30, 40, 60):
         save(tmp_path, step)
@@ -125,14 +138,28 @@ def test_a_new_save_clears_away_what_interrupted_ones_have_left_and_its_own_step
         save(tmp_path, step)
     for step in (10, 30):
         (checkpoint_path(tmp_path, step) / "complete.json").unlink()
-    begin(checkpoint_path(tmp_path, 25))
+    begin(checkpoint_path(tmp_path, 25), OURS)
     assert [save.name for save in checkpoints(tmp_path)] == ["step-00000020", "step-00000025"]
-    begin(checkpoint_path(tmp_path, 20))
+    begin(checkpoint_path(tmp_path, 20), OURS)
     assert list(checkpoint_path(tmp_path, 20).iterdir()) == []
 
 
+def test_what_another_run_is_writing_is_left_alone(tmp_path):
+    save(tmp_path, 10)
+    for step in (20, 30):
+        (save(tmp_path, step)[0] / "complete.json").unlink()
+    begin(checkpoint_path(tmp_path, 25), OURS - {"step-00000020"})
+    assert [save.name for save in checkpoints(tmp_path)] == [f"step-000000{step}" for step in (10, 20, 25)]
+    with pytest.raises(FileExistsError, match="step-00000020 is there, but not of this run"):
+        begin(checkpoint_path(tmp_path, 20), OURS - {"step-00000020"})
+    save(tmp_path, 40)
+    prune(tmp_path, 40, keep=1, rejected=set())
+    assert [save.name for save in checkpoints(tmp_path)] == [f"step-000000{step}" for step in (20, 25, 40)]
+    assert list(checkpoint_path(tmp_path, 20).iterdir())
+
+
 def test_the_directory_is_made_when_it_is_gone(tmp_path):
-    begin(checkpoint_path(tmp_path / "a" / "b", 1))
+    begin(checkpoint_path(tmp_path / "a" / "b", 1), set())
     assert checkpoint_path(tmp_path / "a" / "b", 1).is_dir()
 
 
@@ -142,7 +169,7 @@ def test_the_directory_is_made_when_it_is_gone(tmp_path):
     step=st.integers(1, 30),
     keep=st.integers(1, 3),
 )
-def test_pruning_never_takes_the_newest_sound_one_and_is_bounded(steps, step, keep, tmp_path_factory):
+def test_pruning_never_takes_the_newest_sound_one_and_leaves_few_complete_ones(steps, step, keep, tmp_path_factory):
     directory = tmp_path_factory.mktemp("saves")
     rejected = set()
     for number, complete, sound in [*((n, c, s) for n, c, s in steps if n != step), (step, True, True)]:
@@ -153,7 +180,9 @@ def test_pruning_never_takes_the_newest_sound_one_and_is_bounded(steps, step, ke
         if not sound:
             rejected.add(target.name)
     prune(directory, step, keep, rejected)
-    left = [save.name for save in checkpoints(directory) if save <= checkpoint_path(directory, step)]
+    passed = [save for save in checkpoints(directory) if save <= checkpoint_path(directory, step)]
+    left = [save.name for save in passed if is_complete(save)]
     assert checkpoint_path(directory, step).name in left
     assert len(left) <= keep
     assert not rejected.intersection(left)
+    assert len(passed) - len(left) == sum(number < step and not complete for number, complete, _ in steps)
