@@ -68,7 +68,7 @@ def end_of(outcome, last=20, **fields):
 
 
 def after(end, *, chain=None, job_file=JOB_FILE, state=STATE, partition=PARTITION):
-    return what_next(chain or Chain((attempt(),)), end, job_file, state, partition, NOW)
+    return what_next(chain or Chain((attempt(),)), end, job_file, job_file, state, partition, NOW)
 
 
 def test_a_job_that_has_trained_is_not_requeued_and_has_nothing_to_say():
@@ -207,7 +207,7 @@ def test_a_job_has_all_of_its_nodes_again_with_a_later_requeue_when_as_many_are_
     states = {"n2": "IDLE", "n5": new_node}
     partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
     chain = without_n2().chain.begun(on_three)
-    came = what_next(chain, end_of(SAVED, last=40), LARGE, state, partition, NOW + 3600 * hours)
+    came = what_next(chain, end_of(SAVED, last=40), LARGE, LARGE, state, partition, NOW + 3600 * hours)
     assert (came.nodes, came.excluded) == (nodes, excluded)
     assert came.told.endswith(told)
     assert beginning(came.chain, LARGE, world_size=2 * nodes).setting.microbatches == (12 // nodes,) * nodes
@@ -221,7 +221,7 @@ def test_an_idle_node_takes_one_place_only():
     partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
     lost = end_of(replace(FAILED, lost_node=True, node="n3"), last=40)
     many = replace(LARGE, requeue=Requeue(most_excluded_ratio=0.5))
-    came = what_next(without_n2().chain.begun(on_three), lost, many, state, partition, NOW + 60)
+    came = what_next(without_n2().chain.begun(on_three), lost, many, many, state, partition, NOW + 60)
     assert (came.nodes, came.excluded) == (3, ("n2", "n3"))
 
 
@@ -237,6 +237,39 @@ def test_layers_that_were_moved_stay_moved_unless_it_was_for_a_slow_node():
     preempted = Outcome(ExitCode.STOPPED, "stopped by SIGTERM at step 5", Why.ENDED)  # Slurm requeues it by itself
     assert after(replace(end_of(preempted, orders=(given("intrinsic"),)), setting=moved)).chain.wanted.setting == moved
     assert after(replace(end_of(SAVED, orders=(given("hardware"),)), setting=moved)).chain.wanted is None
+
+
+NAMES = ("n1", "n2", "n3", "n4")
+ON_PP4 = replace(JOB_FILE, parallel=Parallel(pipeline=4))
+
+
+def attempted(chain, job_file, nodes, setting=None, orders=()):
+    """What came after an attempt, one rank a node, that began from a chain and ended in another setting."""
+    begin = beginning(chain, job_file, nodes)
+    chain = chain.begun(attempt(nodes=NAMES[:nodes], shape=begin.job.shape(nodes), setting=begin.setting))
+    end = replace(end_of(SAVED, orders=orders or chain.orders), setting=setting or begin.setting)
+    state = replace(STATE, nodes=NAMES[:nodes], least_nodes=nodes, most_nodes=nodes, tasks=nodes)
+    return what_next(chain, end, job_file, begin.job, state, PARTITION, NOW).chain
+
+
+@pytest.mark.parametrize(
+    ("edited", "nodes"),
+    [
+        (replace(ON_PP4, batch=Batch(4, 32)), 4),
+        (replace(ON_PP4, parallel=Parallel(pipeline=2)), 4),
+        (replace(ON_PP4, model=Model(layers=12)), 4),
+        (ON_PP4, 2),
+    ],
+)
+def test_an_edit_or_another_number_of_nodes_is_what_the_attempts_after_it_run(edited, nodes):
+    moved = replace(setting_of(ON_PP4, Shape(1, 4, 1)), layout=Layout((3, 2, 2, 1), 4))
+    chain = attempted(Chain(), ON_PP4, 4, moved, (given("intrinsic"),))
+    first = beginning(chain, edited, nodes)
+    second = beginning(attempted(chain, edited, nodes), edited, nodes)
+    assert second.setting == first.setting
+    assert (second.job.batch, second.job.shape(nodes)) == (first.job.batch, first.job.shape(nodes))
+    if edited != ON_PP4:
+        assert (first.job.batch, first.job.shape(nodes)) == (edited.batch, edited.shape(nodes))
 
 
 def test_orders_are_remembered_the_last_ones_alone():

@@ -34,11 +34,18 @@ class Next:
 
 
 def what_next(
-    chain: Chain, end: End, job_file: Job, job: JobState | None, partition: Sequence[Node], now_seconds: float
+    chain: Chain,
+    end: End,
+    job_file: Job,
+    ran: Job,
+    job: JobState | None,
+    partition: Sequence[Node],
+    now_seconds: float,
 ) -> Next:
     """After the chain's last attempt has ended; it is not yet said there how.
 
-    `job_file` is the job as the user wrote it, `job` as its current attempt began; None: Slurm did not say.
+    `job_file` is the job as the user wrote it, `ran` as this attempt began it, and `job` what Slurm had of it then;
+    None: Slurm did not say.
     """
     policy, outcome, nodes = job_file.requeue, end.outcome, len(chain.attempts[-1].nodes)
     attempt = replace(
@@ -55,7 +62,7 @@ def what_next(
     )
     chain = replace(chain.updated(attempt), orders=end.orders[-MOST_ORDERS:])
     # Whoever begins it again: Slurm, after a preemption, does so by itself.
-    chain = replace(chain, wanted=_wanted(chain, end, job_file))
+    chain = replace(chain, wanted=_wanted(chain, end, job_file, ran))
     obstacle = _obstacle(chain, end, job_file, job)
     if outcome.why not in AGAIN or obstacle or job is None:
         return Next(chain, again=False, told=obstacle, nodes=nodes)
@@ -110,7 +117,7 @@ def _ready(attempt: Attempt, job: JobState, partition: Sequence[Node], excluded:
     return len({*attempt.nodes, *spare(replace(job, excluded_nodes=tuple(excluded)), partition)}.difference(excluded))
 
 
-def _wanted(chain: Chain, end: End, job_file: Job) -> Wanted | None:
+def _wanted(chain: Chain, end: End, job_file: Job, ran: Job) -> Wanted | None:
     """What the next attempt shall run, where it is not what the job file says."""
     attempt, restart = chain.attempts[-1], end.restart
     if restart is not None:
@@ -121,13 +128,12 @@ def _wanted(chain: Chain, end: End, job_file: Job) -> Wanted | None:
     if end.setting is None or not end.orders or end.orders[-1].fault.cause == "hardware":
         return chain.wanted  # what was fitted to slow nodes does not fit others
     parallel = replace(
-        chain.wanted.parallel if chain.wanted else job_file.parallel,
+        ran.parallel,
         layout=str(end.setting.layout) if end.setting.layout.chunks > 1 else "",
         recomputed_layers=end.setting.recomputed_layers if any(end.setting.recomputed_layers) else (),
     )
-    batch = chain.wanted.batch if chain.wanted else job_file.batch
     reason = "as the attempt before ended"
-    return Wanted(fingerprint(job_file), len(attempt.nodes), parallel, batch, end.setting, reason)
+    return Wanted(fingerprint(job_file), len(attempt.nodes), parallel, ran.batch, end.setting, reason)
 
 
 def _faulty(chain: Chain, end: End, now_seconds: float) -> tuple[Exclusion, ...]:

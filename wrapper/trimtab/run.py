@@ -124,7 +124,8 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     if number not in HANDED_ON and mine and mine[0].restart_count == allocated.restart_count:
         _end_ranks(prepared)
         first, last = _taken(places.job_directory(allocated.cluster, allocated.job_id), mine[0].started_seconds)
-        begin_again(prepared, conclude(prepared, prepared.chain, End(outcome, first, last)))
+        end = End(outcome, first, last, orders=prepared.chain.orders)  # its own went with it
+        begin_again(prepared, conclude(prepared, prepared.chain, end))
     return outcome
 
 
@@ -150,7 +151,13 @@ def _end_ranks(prepared: Prepared) -> None:
 def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
     """Work out what comes after an attempt, and keep it for the next one."""
     after = what_next(
-        chain, end, prepared.job_file, prepared.state, _partition(prepared.slurm, prepared.state), time.time()
+        chain,
+        end,
+        prepared.job_file,
+        prepared.begin.job,
+        prepared.state,
+        _partition(prepared.slurm, prepared.state),
+        time.time(),
     )
     _keep(after.chain, prepared.start.job)
     return after
