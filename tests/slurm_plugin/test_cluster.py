@@ -184,16 +184,19 @@ def test_a_running_job_gives_back_the_nodes_that_it_does_not_keep(slurm, tmp_pat
 
 
 @pytest.mark.slurm
-def test_a_signal_reaches_the_tasks_of_a_step(slurm, tmp_path):
+def test_a_signal_reaches_the_tasks_of_the_steps_of_a_name_alone(slurm, tmp_path):
     task = "import signal; signal.signal(signal.SIGUSR1, lambda *_: exit(5)); open('ready', 'w'); signal.pause()"
-    script = f'#!/bin/sh\nsrun "{sys.executable}" -c "{task}"\n'
+    script = (
+        "#!/bin/sh\nsrun --overlap --job-name=data sleep 60 &\n"
+        f'srun --overlap --job-name=ranks "{sys.executable}" -c "{task}"\ncode=$?\nkill -0 $! && exit $code\n'
+    )
     job_id = slurm.submit(script, ["--output=/dev/null", f"--chdir={tmp_path}"])
     job = _wait_for(slurm, job_id, "RUNNING")
     while not (tmp_path / "ready").exists():
         time.sleep(0.01)
-    slurm.signal_step(job, 0, signal.SIGUSR1)
+    slurm.signal_steps(job, "ranks", signal.SIGUSR1)
     assert _wait_for(slurm, job_id, "FAILED").exit_code == 5
-    slurm.signal_step(job, 0, signal.SIGUSR1)  # it has ended: nothing to do
+    slurm.signal_steps(job, "ranks", signal.SIGUSR1)  # it has ended: nothing to do
 
 
 @pytest.mark.slurm

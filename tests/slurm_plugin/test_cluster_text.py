@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trimtab_slurm.cluster.text import gpus_in, parse_job, parse_nodes
+from trimtab_slurm.cluster.text import gpus_in, parse_job, parse_nodes, steps_named
 from trimtab_slurm.nodelist import expand_nodes
 
 DATA = Path(__file__).parent / "data"
@@ -154,3 +154,9 @@ def test_a_node_in_service_can_take_jobs_and_an_idle_one_at_once(state, usable, 
 
 def _as_json(state):
     return json.loads(json.dumps(asdict(state)))
+
+
+def test_steps_are_found_by_their_whole_name():
+    text = "12.batch batch\n 12.0 stage data\n12.1 ranks\n12.2 ranks of mine\n3_1.4 ranks\n"
+    assert steps_named("ranks", text) == ("12.1", "3_1.4")
+    assert steps_named("ranks", "") == ()

@@ -35,14 +35,17 @@ def test_it_learns_how_the_work_ended(work, told):
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_reaches_the_work_and_does_not_end_it(number):
+def test_a_signal_waits_until_the_work_has_its_handlers_and_ends_neither(number):
     work = f"""
 signal.signal({int(number)}, lambda *_: (print("heard", flush=True), sys.exit(5)))
 print("ready", flush=True)
+time.sleep(0.5)
+print("has its handlers", flush=True)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT))
 time.sleep(30)
 """
     process = supervised(work)
     assert process.stdout.readline() == "ready\n"
     os.kill(process.pid, number)
     output, _ = process.communicate(timeout=30)
-    assert output == "heard\noutlived 5\n"
+    assert output == "has its handlers\nheard\noutlived 5\n"

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from trimtab.protocol import JobError
 from trimtab_slurm.nodelist import expand_nodes
 
+STEP = "ranks"
+"""The name of the ranks' step."""
 FIRST_PORT, PORTS = 20000, 12000
 """Below the range from which Linux takes the ports of outgoing connections (32768 and up)."""
 
@@ -84,7 +86,7 @@ def srun_command(allocated: Allocation, python: str = sys.executable) -> list[st
         "--mpi=none",
         "--label",
         "--input=none",
-        "--job-name=ranks",
+        f"--job-name={STEP}",
         python,
         "-m",
         "trimtab_megatron",

@@ -52,23 +52,29 @@ def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     """Check the job against allocation and machine. Raises JobError or LaunchError; nothing is started before it."""
     allocated = launch.allocation(os.environ, ranks_per_node)
     job = _with_paths(job, allocated)
-    chain, damage = (
-        store.load(Path(job.train.checkpoint_directory)) if job.train.checkpoint_directory else (Chain(), "")
-    )
+    chain, damage = _kept(job)
     begin = beginning(chain, job, allocated.world_size)
     for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
             raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[train]'")
     slurm = client()
-    address = slurm.node_address(allocated.nodes[0])
+    if obstacle := _other_job(chain, allocated.job_id, slurm):
+        raise launch.LaunchError(
+            f"train.checkpoint_directory {job.train.checkpoint_directory}: {obstacle}: wait for its end, or name "
+            "another directory ({job_id} in it gives each job its own)"
+        )
+    address = act.patiently(lambda: slurm.node_address(allocated.nodes[0]))
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
     start = Start(begin.job, allocated, begin.job.shape(allocated.world_size), address, port)
     told = tuple(filter(None, (damage, begin.told)))
-    return Prepared(job, start, begin, chain, slurm, slurm.job(allocated.job_id), told)
+    return Prepared(job, start, begin, chain, slurm, act.patiently(lambda: slurm.job(allocated.job_id)), told)
 
 
 def run(prepared: Prepared) -> Outcome:
-    """Train, and return how it ended. Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n."""
+    """Train, and return how it ended. Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n.
+
+    Raises LaunchError, and starts nothing, where another attempt has begun since it was prepared.
+    """
     start, job = prepared.start, prepared.start.job
     allocated, shape = start.allocated, start.shape
     began_seconds = time.time()
@@ -81,7 +87,8 @@ def run(prepared: Prepared) -> Outcome:
         setting=prepared.begin.setting,
     )
     chain = prepared.chain.begun(attempt)
-    _keep(chain, job)
+    if unkept := _keep(chain, job):
+        print(f"trimtab: {unkept}", flush=True)
     identity = RunIdentity(
         cluster=allocated.cluster,
         job_id=allocated.job_id,
@@ -121,7 +128,7 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     sentence = f"the wrapper was killed by {name}"
     outcome = Outcome(128 + number, sentence, Why.FAILED, cause=sentence)
     mine = prepared.chain.attempts[-1:]
-    if number not in HANDED_ON and mine and mine[0].restart_count == allocated.restart_count:
+    if number not in HANDED_ON and mine and _is_of(mine[0], allocated):
         _end_ranks(prepared)
         first, last = _taken(places.job_directory(allocated.cluster, allocated.job_id), mine[0].started_seconds)
         end = End(outcome, first, last, orders=prepared.chain.orders)  # its own went with it
@@ -139,11 +146,11 @@ def _ignore_signals() -> None:
 
 
 def _end_ranks(prepared: Prepared) -> None:
-    """Kill the ranks, the job's only step: without a wrapper they would train on, unrecorded, and wait out SIGTERM."""
+    """Kill the ranks: without a wrapper they would train on, unrecorded, and wait out SIGTERM."""
     if prepared.state is None:
         return
     try:
-        prepared.slurm.signal_step(prepared.state, 0, signal.SIGKILL)
+        prepared.slurm.signal_steps(prepared.state, launch.STEP, signal.SIGKILL)
     except SlurmError as error:
         print(f"trimtab: the ranks are left to Slurm: {error}", flush=True)
 
@@ -159,8 +166,15 @@ def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
         _partition(prepared.slurm, prepared.state),
         time.time(),
     )
-    _keep(after.chain, prepared.start.job)
-    return after
+    try:
+        unkept = _keep(after.chain, prepared.start.job)
+    except launch.LaunchError as error:
+        unkept = str(error)
+    if not unkept:
+        return after
+    # What limits a chain is counted in it: without it, a job could begin again for ever.
+    told = (f"not requeued: {unkept}",) if after.again else filter(None, (after.told, unkept))
+    return replace(after, again=False, told="; ".join(told))
 
 
 def begin_again(prepared: Prepared, after: Next) -> None:
@@ -228,13 +242,33 @@ def _kept(job: Job) -> tuple[Chain, str]:
         raise launch.LaunchError(f"train.checkpoint_directory: {error}: name one that this node can read") from error
 
 
-def _keep(chain: Chain, job: Job) -> None:
+def _keep(chain: Chain, job: Job) -> str:
+    """Keep a chain; returns why it could not be kept, empty: it is.
+
+    Raises LaunchError where a later attempt has begun.
+    """
     if not job.train.checkpoint_directory:
-        return
+        return ""
     try:
         store.save(Path(job.train.checkpoint_directory), chain)
-    except (OSError, store.StaleChain) as error:
-        print(f"trimtab: what the next attempt should know is not kept: {error}", flush=True)
+    except store.StaleChain as error:
+        raise launch.LaunchError(str(error)) from error
+    except OSError as error:
+        return f"what the next attempt should know cannot be kept: {error}"
+    return ""
+
+
+def _is_of(attempt: Attempt, allocated: launch.Allocation) -> bool:
+    return (attempt.job_id, attempt.restart_count) == (allocated.job_id, allocated.restart_count)
+
+
+def _other_job(chain: Chain, job_id: int, slurm: SlurmClient) -> str:
+    """Which other job trains in the chain's directory now, and would lose what it saves; empty: none."""
+    last = chain.attempts[-1] if chain.attempts else None
+    if last is None or last.job_id == job_id or last.ended_seconds is not None:
+        return ""
+    other = act.patiently(lambda: slurm.job(last.job_id))
+    return f"job {last.job_id} trains there ({other.state})" if other and other.state in act.RUNNING else ""
 
 
 def _with_paths(job: Job, allocated: launch.Allocation) -> Job:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from trimtab_slurm.cluster.protocol import JobState, Node, SlurmError, SlurmSilent
-from trimtab_slurm.cluster.text import address_in, job_id_in, parse_job, parse_nodes
+from trimtab_slurm.cluster.text import address_in, job_id_in, parse_job, parse_nodes, steps_named
 
 TIMEOUT_SECONDS = 60.0
 """A busy controller answers within its MessageTimeout, 10 s by default; Slurm's commands try a few times."""
@@ -21,7 +21,7 @@ _SILENT = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes
 
 
 class CommandLineClient:
-    """The client that runs sbatch, scontrol and scancel, in this process's environment or another."""
+    """The client that runs sbatch, squeue, scontrol and scancel, in this process's environment or another."""
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
         self._environment = environment
@@ -44,8 +44,15 @@ class CommandLineClient:
     def cancel(self, job_id: int) -> None:
         self._scancel(str(job_id))
 
-    def signal_step(self, job: JobState, step: int, number: signal.Signals) -> None:
-        self._scancel(f"--signal={number.name.removeprefix('SIG')}", f"{job.name}.{step}")
+    def signal_steps(self, job: JobState, name: str, number: signal.Signals) -> None:
+        try:
+            listed = self._run(["squeue", "--steps", "--noheader", "--format=%i %j", f"--jobs={job.name}"]).stdout
+        except SlurmError as error:
+            if UNKNOWN_JOB in str(error):
+                return
+            raise
+        if steps := steps_named(name, listed):
+            self._scancel(f"--signal={number.name.removeprefix('SIG')}", *steps)
 
     def requeue(self, job: JobState) -> None:
         try:

@@ -138,8 +138,8 @@ class SlurmClient(Protocol):
     def cancel(self, job_id: int) -> None:
         """End a job as scancel does: SIGTERM, then SIGKILL after the site's KillWait. One that is gone is no error."""
 
-    def signal_step(self, job: JobState, step: int, number: signal.Signals) -> None:
-        """Send a signal to all tasks of a job's step. One that has ended is no error."""
+    def signal_steps(self, job: JobState, name: str, number: signal.Signals) -> None:
+        """Send a signal to all tasks of a job's steps of a name (srun's --job-name). None of that name is no error."""
 
     def requeue(self, job: JobState) -> None:
         """End a running job, its batch script with SIGTERM and after KillWait with SIGKILL, and have it wait again.

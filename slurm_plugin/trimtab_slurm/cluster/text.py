@@ -1,6 +1,6 @@
-"""What `scontrol show -o` prints, read. Pure.
+"""What `scontrol show -o` and `squeue` print, read. Pure.
 
-The one-line form is read, not `--json`, whose shape changed from release to release.
+Of jobs and nodes the one-line form is read, not `--json`, whose shape changed from release to release.
 """
 
 import re
@@ -69,6 +69,12 @@ def parse_nodes(text: str) -> tuple[Node, ...]:
         for line in text.splitlines()
         if line.startswith("NodeName=")
     )
+
+
+def steps_named(name: str, text: str) -> tuple[str, ...]:
+    """The steps of a name, as scancel takes them, in what `squeue --steps --format="%i %j"` prints."""
+    listed = (line.strip().partition(" ") for line in text.splitlines())
+    return tuple(step for step, _, called in listed if called == name)
 
 
 def gpus_in(gres: str) -> int:

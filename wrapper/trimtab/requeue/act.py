@@ -11,6 +11,7 @@ not done twice: Slurm's SIGTERM ends the very command that requeues, and slurmct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from trimtab.requeue.exclusions import infeasible
 from trimtab.wording import plural
@@ -19,8 +20,10 @@ from trimtab_slurm.cluster import JobState, SlurmClient, SlurmError, SlurmSilent
 PATIENCE_SECONDS = 300.0
 """How long Slurm may be away. The ranks have saved, and the nodes wait for it."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
-_RUNNING = ("RUNNING", "SIGNALING", "RESIZING")
+RUNNING = ("RUNNING", "SIGNALING", "RESIZING", "SUSPENDED")
 _WAITING = ("PENDING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -49,19 +52,31 @@ def requeue(
     have it ignored.
     """
     asking = _Asking(client, job, tuple(excluded), nodes)
+    try:
+        return patiently(asking.to_the_end, patience_seconds=patience_seconds, sleep=sleep)
+    except SlurmSilent as error:
+        return asking.result(f"Slurm does not answer: {error}")
+    except SlurmError as error:
+        return asking.result(str(error))
+
+
+def patiently(
+    ask: Callable[[], _Answer],
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Answer:
+    """Slurm's answer, asked again for as long as it may be away. Raises its last SlurmSilent after that."""
     deadline = time.monotonic() + patience_seconds
     pause = FIRST_PAUSE_SECONDS
     while True:
         try:
-            if result := asking.once():
-                return result
-        except SlurmSilent as error:
+            return ask()
+        except SlurmSilent:
             if time.monotonic() + pause > deadline:
-                return asking.result(f"Slurm does not answer: {error}")
-            sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
-        except SlurmError as error:
-            return asking.result(str(error))
+                raise
+        sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 class _Asking:
@@ -73,6 +88,12 @@ class _Asking:
         self._complaints: list[str] = []
         self._checked = self._updated = False
         self.requeued = False
+
+    def to_the_end(self) -> Requeued:
+        """Do all that is missing."""
+        while True:
+            if result := self.once():
+                return result
 
     def once(self) -> Requeued | None:
         """Look, and do the one thing that is missing; a result when nothing is."""
@@ -145,6 +166,6 @@ def why_not(now: JobState) -> str:
         return "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
     if not now.requeueable:
         return "it was submitted with --no-requeue, or the site's JobRequeue=0 says so: sbatch --requeue allows it"
-    if now.state in _RUNNING or (now.state in ("COMPLETING", "TIMEOUT") and now.reason == "TimeLimit"):
+    if now.state in RUNNING or (now.state in ("COMPLETING", "TIMEOUT") and now.reason == "TimeLimit"):
         return ""
     return f"Slurm is ending it, and not for its time limit, so it was cancelled or has failed ({now.state})"

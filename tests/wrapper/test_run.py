@@ -1,0 +1,179 @@
+"""The wrapper's shell around an attempt: what it keeps, what it refuses, and what it does where that fails."""
+
+import errno
+import signal
+from dataclasses import replace
+
+import pytest
+
+from trimtab import run
+from trimtab.balance.deciding.ledger import Given
+from trimtab.balance.deciding.situation import Fault, Kind
+from trimtab.launch import Allocation, LaunchError
+from trimtab.outcome import ExitCode, Outcome, Why
+from trimtab.protocol import Job, Model, Parallel, Train
+from trimtab.ranks import End, Taken
+from trimtab.requeue import act, store
+from trimtab.requeue.chain import Attempt, Chain
+from trimtab.requeue.shapes import beginning
+from trimtab_slurm.cluster import JobState, Node, SlurmSilent
+
+NODES = ("n1", "n2")
+JOB = Job(model=Model(layers=8), parallel=Parallel(pipeline=2))
+STATE = JobState(
+    job_id=7,
+    state="RUNNING",
+    reason="None",
+    exit_code=0,
+    signal=0,
+    nodes=NODES,
+    batch_node="n1",
+    start_seconds=1000.0,
+    end_seconds=None,
+    restart_count=0,
+    stdout="",
+    working_directory="/",
+    user="ada",
+    partition="main",
+    required_nodes=(),
+    excluded_nodes=(),
+    constraint="",
+    least_nodes=2,
+    most_nodes=2,
+    tasks=2,
+    tasks_per_node=0,
+    requeueable=True,
+    array_job_id=None,
+    array_task_id=None,
+    heterogeneous=False,
+)
+SAVED = Outcome(ExitCode.STOPPED, "stopped by SIGUSR1 at step 20 of 100", Why.TIME_LIMIT)
+ORDER = Given(900.0, Kind.LAYERS, Fault("intrinsic", ((0, 1),)), 1.0, 0.1, 0.1)
+END = End(SAVED, Taken(1, 1010.0), Taken(20, 1200.0))
+
+
+class Slurm:
+    """Knows jobs by their states; the first answers may not come."""
+
+    def __init__(self, *states, silences=0):
+        self.states = {state.job_id: state for state in states}
+        self.silences, self.killed = silences, []
+
+    def _answer(self, answer):
+        self.silences -= 1
+        if self.silences >= 0:
+            raise SlurmSilent("scontrol: Unable to contact slurm controller")
+        return answer
+
+    def job(self, job_id):
+        return self._answer(self.states.get(job_id))
+
+    def node_address(self, _node):
+        return self._answer("127.0.0.1")
+
+    def nodes(self, _partition=""):
+        return tuple(Node(name, "ALLOCATED", ("main",), (), 4, 8000, 0) for name in NODES)
+
+    def signal_steps(self, job, name, number):
+        self.killed.append((job.job_id, name, number))
+
+
+@pytest.fixture
+def within(monkeypatch, tmp_path):
+    """Within a job's allocation, and a Slurm of the test's own; the directory that checkpoints go to."""
+    slurm = Slurm(STATE)
+
+    def begin(job_id=7, restart_count=0, known=slurm):
+        allocated = Allocation("test", job_id, restart_count, NODES, 1, 4, str(tmp_path), "ada")
+        monkeypatch.setattr(run.launch, "allocation", lambda *_: allocated)
+        monkeypatch.setattr(run, "client", lambda: known)
+        return run.prepare(replace(JOB, train=Train(checkpoint_directory=str(tmp_path / "saves"))), 1)
+
+    monkeypatch.setattr(act.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: name)
+    begin.directory = tmp_path / "saves"
+    return begin
+
+
+def attempt(**fields):
+    shape = JOB.shape(2)
+    return replace(Attempt(7, 0, 1000.0, NODES, shape, beginning(Chain(), JOB, 2).setting), **fields)
+
+
+def test_an_attempt_is_kept_and_goes_on(within):
+    prepared = within()
+    after = run.conclude(prepared, prepared.chain.begun(attempt()), END)
+    assert after.again
+    assert store.load(within.directory) == (after.chain, "")
+
+
+def test_where_the_chain_cannot_be_kept_the_job_does_not_begin_again(within, monkeypatch):
+    def full(_directory, _chain):
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    prepared = within()
+    monkeypatch.setattr(store, "save", full)
+    after = run.conclude(prepared, prepared.chain.begun(attempt()), END)
+    assert not after.again
+    assert after.told == (
+        "not requeued: what the next attempt should know cannot be kept: [Errno 122] Disk quota exceeded"
+    )
+
+
+def test_an_attempt_that_was_overtaken_does_not_begin_again(within):
+    prepared = within()
+    store.save(within.directory, Chain((attempt(job_id=8, started_seconds=1001.0),)))
+    after = run.conclude(prepared, prepared.chain.begun(attempt()), END)
+    assert not after.again
+    assert "was written by job 8, restart 0, which began after this attempt" in after.told
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "refused"),
+    [("RUNNING", None, True), ("SUSPENDED", None, True), ("RUNNING", 1100.0, False), ("PENDING", None, False)],
+)
+def test_a_directory_in_which_another_job_trains_is_refused(within, state, ended, refused):
+    store.save(within.directory, Chain((attempt(job_id=6, ended_seconds=ended),)))
+    slurm = Slurm(STATE, replace(STATE, job_id=6, state=state))
+    if not refused:
+        assert within(known=slurm).chain.attempts[0].job_id == 6
+        return
+    with pytest.raises(LaunchError) as raised:
+        within(known=slurm)
+    assert str(raised.value) == (
+        f"train.checkpoint_directory {within.directory}: job 6 trains there ({state}): wait for its end, or name "
+        "another directory ({job_id} in it gives each job its own)"
+    )
+
+
+def test_a_job_that_slurm_no_longer_knows_is_in_nobodys_way(within):
+    store.save(within.directory, Chain((attempt(job_id=6),)))
+    assert len(within().chain.attempts) == 1
+
+
+def test_attempts_that_cannot_be_read_are_refused_in_words(within):
+    (within.directory / store.FILE).mkdir(parents=True)
+    with pytest.raises(LaunchError, match=r"train\.checkpoint_directory: .*: name one that this node can read"):
+        within()
+
+
+def test_a_slurm_that_is_away_at_the_start_is_waited_for(within):
+    slurm = Slurm(STATE, silences=3)
+    assert within(known=slurm).state == STATE
+
+
+@pytest.mark.parametrize(("last", "again"), [(attempt(), True), (attempt(job_id=6), False)])
+def test_what_outlives_the_wrapper_goes_on_after_an_attempt_of_its_own_and_forgets_no_order(
+    within, monkeypatch, last, again
+):
+    chain = Chain((replace(last, ended_seconds=None),), orders=(ORDER,))
+    store.save(within.directory, chain)
+    prepared, begun = within(), []
+    monkeypatch.setattr(run, "prepare", lambda *_: prepared)
+    monkeypatch.setattr(run, "begin_again", lambda _, after: begun.append(after))
+    monkeypatch.setattr(run, "_ignore_signals", lambda: None)
+    monkeypatch.setattr(run, "_taken", lambda *_: (END.first, END.last))
+    assert run.outlived(prepared.job_file, 1, signal.SIGKILL).exit_code == 128 + 9
+    assert [after.again for after in begun] == [True] * again
+    assert prepared.slurm.killed == [(7, "ranks", signal.SIGKILL)] * again
+    assert store.load(within.directory)[0].orders == (ORDER,)
