@@ -1,7 +1,8 @@
 """All that a rank trains with, and how it comes by it."""
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -26,6 +27,8 @@ class Run:
     setting: Setting
     checkpoints: Checkpoints | None
     progress: Progress
+    save_tried_seconds: float = field(default_factory=time.monotonic)
+    """When a checkpoint was last tried, or the run began; monotonic clock."""
 
     @property
     def job(self) -> Job:

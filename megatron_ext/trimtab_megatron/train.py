@@ -26,20 +26,40 @@ from trimtab_megatron.world import World
 
 
 def train(run: Run) -> None:
-    """Take steps until the last one, or until told to stop; save on the way and at the end."""
+    """Take steps until the last one, or until told to stop; save on the way and at the end.
+
+    All orders that have come are carried out between the same two steps: none delays another by a step.
+    """
     interval = run.job.train.checkpoint_interval_steps
     recompute_layers(run.engine.chunks, run.setting.recomputed_layers[run.world.pipeline_rank])
     while run.progress.step < run.job.train.steps:
-        order = run.world.agree_on_order(run.control.take_order() if run.world.identity.rank == 0 else None)
-        if order is not None:
+        stopped = False
+        while not stopped and (order := run.world.agree_on_order(next_order(run))):
             obey(run, order)
-            if order.kind == "stop":
-                break
+            stopped = order.kind == "stop"
+        if stopped:
+            break
         if interval and run.progress.step and run.progress.step % interval == 0:
             save(run)
         run.world.faults.before_step(run.progress.step + 1)
         take_step(run)
     save(run, last=True)
+
+
+def next_order(run: Run) -> Order | None:
+    """What rank 0 has all ranks do next, if anything.
+
+    Without a wrapper that could order it, a checkpoint is due as often as the job wants one at the least.
+    """
+    if run.world.identity.rank:
+        return None
+    if (order := run.control.take_order()) or run.control.connected:
+        return order
+    settings = run.job.train
+    automatic = run.checkpoints is not None and not settings.checkpoint_interval_steps
+    if automatic and time.monotonic() - run.save_tried_seconds > 60 * settings.longest_checkpoint_minutes:
+        return Order("checkpoint", "there is no wrapper to order one")
+    return None
 
 
 def obey(run: Run, order: Order) -> None:
@@ -201,6 +221,7 @@ def save(run: Run, last: bool = False) -> None:
     Where it cannot be written training goes on, but for the last one: then it raises RankError.
     """
     step = run.progress.step
+    run.save_tried_seconds = time.monotonic()
     if run.checkpoints is None or run.checkpoints.saved_step == step:
         return
     try:

@@ -41,7 +41,7 @@ class Recorder:
         self._orders = {int(step): [decode(line.encode()) for line in lines] for step, lines in case["orders"].items()}
         self._looks = case["looks"]
         self._step = 0
-        self.greeted = True
+        self.greeted = self.connected = True
         self.told: dict[str, Any] = {name: {} for name in ("losses", "norms", "rates")}
         self.told |= {name: [] for name in ("reshaped", "notices", "around", "gone", "resident_bytes")}
 

@@ -44,6 +44,7 @@ class Recorder:
         self._orders = {int(step): line for step, line in orders.items()}
         self.step = 0
         self.greeted = False
+        self.connected = True
 
     def hello(self, hello: Hello) -> None:
         self.greeted = True

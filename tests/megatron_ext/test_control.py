@@ -5,10 +5,13 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from trimtab.protocol import Done, Failed, Hello, Saved, StepReport, encode
+from trimtab.protocol import Done, Failed, Hello, Order, Saved, StepReport, decode, encode, job_from_dict
+from trimtab_megatron import control as connection_of_rank
+from trimtab_megatron import train
 from trimtab_megatron.__main__ import _is_lost_peer
 from trimtab_megatron.control import Control
 from trimtab_megatron.identity import RankError
@@ -145,3 +148,131 @@ def test_a_wrapper_that_does_not_read_never_makes_training_wait(monkeypatch):
 
         threading.Thread(target=send, daemon=True).start()
         assert sent.wait(20)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Every wait of the connection is short."""
+    for name in ("RETRY_SECONDS", "LOOK_SECONDS", "HOLDS_SECONDS"):
+        monkeypatch.setattr(connection_of_rank, name, 0.02)
+
+
+def until(condition):
+    deadline = time.monotonic() + 20
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_lost_connection_is_made_again_with_hello_first_and_orders_arrive(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(f"127.0.0.1:{listener.getsockname()[1]}")
+        control.hello(HELLO)
+        for attempt in range(3):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as lines:
+                assert next(lines) == encode(HELLO)
+                control.send(Done(0, attempt))
+                assert next(lines) == encode(Done(0, attempt))
+                connection.sendall(encode(Order("probe", f"of connection {attempt}")))
+                assert until(control.take_order).reason == f"of connection {attempt}"
+                assert control.connected
+                if attempt:
+                    until(lambda: "is there again" in capsys.readouterr().err)
+            until(lambda: not control.connected)
+        connection, _ = listener.accept()
+        control.close()
+        connection.close()
+    assert "the wrapper has closed it): training goes on" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_what_is_said_while_there_is_no_connection_waits_for_the_next_one(capsys):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        control = Control(f"127.0.0.1:{port}")
+        control.hello(HELLO)
+        listener.accept()[0].close()
+    until(lambda: "training goes on" in capsys.readouterr().err)
+    for step in range(3):
+        control.send(Done(0, step))
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        connection, _ = listener.accept()
+        control.close()
+        with connection, connection.makefile("rb") as lines:
+            assert [decode(line) for line in lines] == [HELLO, *(Done(0, step) for step in range(3))]
+
+
+def test_an_order_to_stop_comes_before_those_that_wait_and_ends_them():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        control = Control(f"127.0.0.1:{listener.getsockname()[1]}")
+        control.hello(HELLO)
+        connection, _ = listener.accept()
+        with connection:
+            for kind in ("probe", "reshape", "checkpoint"):
+                connection.sendall(encode(Order(kind, "test")))
+            assert until(control.take_order).kind == "probe"
+            connection.sendall(encode(Order("stop", "test")))
+            until(lambda: control._orders.qsize() + len(control._arrived) == 3)
+            assert control.take_order().kind == "stop"
+            assert control.take_order() is None
+            control.close()
+
+
+class Boundary:
+    """A run of which only what passes between its steps is real."""
+
+    def __init__(self, orders, minutes=30.0, connected=True):
+        self.job = job_from_dict({"train": {"steps": 100, "longest_checkpoint_minutes": minutes}})
+        self.orders, self.done = list(orders), []
+        self.control = SimpleNamespace(connected=connected, take_order=self.take_order)
+        self.world = SimpleNamespace(
+            identity=SimpleNamespace(rank=0),
+            pipeline_rank=0,
+            agree_on_order=lambda order: order,
+            faults=SimpleNamespace(before_step=lambda step: None),
+        )
+        self.progress = SimpleNamespace(step=0)
+        self.engine = SimpleNamespace(chunks=[])
+        self.setting = SimpleNamespace(recomputed_layers=[0])
+        self.checkpoints, self.save_tried_seconds = object(), time.monotonic()
+
+    def take_order(self):
+        return self.orders.pop(0) if self.orders else None
+
+
+def test_all_orders_that_have_come_are_carried_out_before_the_next_step(monkeypatch):
+    run = Boundary([Order("probe", ""), Order("checkpoint", ""), Order("stop", ""), Order("probe", "too late")])
+
+    def step(run):
+        run.progress.step += 1
+        run.done.append("step")
+
+    monkeypatch.setattr(train, "obey", lambda run, order: run.done.append(order.kind))
+    monkeypatch.setattr(train, "save", lambda run, last=False: run.done.append("last save"))
+    monkeypatch.setattr(train, "take_step", step)
+    train.train(run)
+    assert run.done == ["probe", "checkpoint", "stop", "last save"]
+
+
+def test_a_rank_without_a_wrapper_has_a_checkpoint_saved_when_the_job_wants_one_at_the_least():
+    run = Boundary([], minutes=10.0, connected=False)
+    assert train.next_order(run) is None
+    run.save_tried_seconds -= 601
+    assert train.next_order(run).kind == "checkpoint"
+    run.control.connected = True
+    assert train.next_order(run) is None
+    run.control.connected, run.checkpoints = False, None
+    assert train.next_order(run) is None
+
+
+@pytest.mark.mcore
+def test_ranks_that_no_wrapper_listens_to_save_by_themselves(start_ranks, tiny_job, tmp_path):
+    train = {"checkpoint_directory": str(tmp_path), "steps": 20, "longest_checkpoint_minutes": 1e-4}
+    ended = start_ranks(tiny_job(train=train), 1, environment={"TRIMTAB_CONTROL": "127.0.0.1:1"}).end()
+    assert ended.exit_codes == [0], ended.stderr
+    assert ended.stderr[0].count("no control connection") == 1
+    earlier, last = sorted(save.name for save in tmp_path.iterdir())
+    assert (earlier, last) == ("step-00000019", "step-00000020")
