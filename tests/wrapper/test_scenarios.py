@@ -132,7 +132,7 @@ def assert_same_losses(played: Played, twin: Played) -> None:
 
 
 def test_intrinsic_layers_move_and_the_run_is_as_fast_as_the_best_static_layout(stage, capsys):
-    best = stage.twin("intrinsic", ("pipeline = 2", 'pipeline = 2\nlayout = "Etttttt|ttttL"'))
+    best = stage.twin("intrinsic", ("pipeline = 2", 'pipeline = 2\nlayout = "Ettttttt|tttL"'))
     moved = stage.play("intrinsic")
     assert moved.code == 0, moved.text
     assert moved.orders == [("move layers", "carried out")]
