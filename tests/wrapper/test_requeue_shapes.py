@@ -4,9 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.protocol import Batch, Job, JobError, Layout, Model, Parallel, Setting, setting_of
-from trimtab.requeue.chain import Chain, Wanted, fingerprint
-from trimtab.requeue.shapes import beginning
+from trimtab.balance.deciding.ledger import Given
+from trimtab.balance.deciding.situation import Fault, Kind
+from trimtab.protocol import Batch, Job, JobError, Layout, Model, Parallel, Setting, Shape, setting_of
+from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
+from trimtab.requeue.shapes import beginning, restarted
 
 JOB = Job(
     model=Model(layers=12, attention_heads=8, hidden_size=64),
@@ -34,6 +36,33 @@ def test_the_wanted_shape_is_run_where_the_allocation_has_its_size():
         "TP1 x PP2 x DP2, layers 7|5, microbatches 5|3, recomputed 2|0: n2 is slow"
     )  # microbatches differ between replicas, which a job cannot say: the setting does
     assert setting_of(begin.job, begin.job.shape(4)).layout == setting.layout
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "edited", "took_place"),
+    [
+        (Kind.EXCLUDE, ("n1", "n3"), False, True),
+        (Kind.EXCLUDE, ("n1", "n2"), False, False),  # submitted again, or it could not be left out
+        (Kind.EXCLUDE, ("n2", "n3"), False, False),
+        (Kind.FEWER, ("n1", "n3", "n4", "n5"), False, False),
+        (Kind.REQUEUE, ("n1", "n3"), True, False),
+    ],
+)
+def test_a_restart_took_place_on_the_nodes_and_in_the_shape_that_were_asked_for(kind, nodes, edited, took_place):
+    setting = Setting(Layout((7, 5), 2), (5, 3), (0, 0))
+    order = Given(0.0, kind, Fault("hardware", ((0, 1),)), 2.0, 0.3)
+    before = Attempt(7, 0, 0.0, ("n1", "n2"), Shape(1, 2, 2), setting)
+    asked = replace(_wanted(Parallel(pipeline=2), setting), attempts=(before,), orders=(order,))
+    chain = replace(asked, exclusions=(Exclusion("n2", "slow", 0.0),))
+    job = replace(JOB, batch=Batch(1, 16)) if edited else JOB
+    begin = beginning(chain, job, 4)
+    assert restarted(chain, begin, nodes) is took_place
+    if kind is Kind.EXCLUDE:  # and where n2 found no place among those that are left out
+        assert restarted(asked, begin, nodes) is (set(nodes) != {"n1", "n2"})
+
+
+def test_where_no_restart_was_asked_for_none_took_place():
+    assert not restarted(Chain(), beginning(Chain(), JOB, 4), ("n1",))
 
 
 def test_on_ranks_of_another_number_the_wish_is_void_and_the_job_file_runs():

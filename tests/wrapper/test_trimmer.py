@@ -253,14 +253,25 @@ def test_what_is_only_told_is_recorded_once_and_not_counted_as_given():
 def test_orders_of_earlier_attempts_count():
     earlier = Given(0.0, Kind.LAYERS, Fault("intrinsic"), 2.0, 0.1, 0.1)
     found = trimmer(2)
-    found.restored([dataclasses.replace(earlier, time_seconds=TRIGGERED * STEP_SECONDS)])
+    found.restored([dataclasses.replace(earlier, time_seconds=TRIGGERED * STEP_SECONDS)], restarted=False)
     assert not any(sight.due for sight in run(found, 1, TRIGGERED + 14, APART, replicas=2).values())
     assert run(found, TRIGGERED + 15, TRIGGERED + 15, APART, replicas=2)[TRIGGERED + 15].due
 
 
+EXCLUDED = Given(0.0, Kind.EXCLUDE, Fault("hardware", ((1, 1),)), 2.5, 0.2)
+
+
+def test_a_restart_that_was_not_what_was_asked_for_is_not_measured_and_may_be_tried_again():
+    found = trimmer(2)
+    found.restored([EXCLUDED], restarted=False)
+    assert not any(sight.records for sight in run(found, 101, 101 + WARM + 4, replicas=2).values())
+    assert found.orders == (EXCLUDED,)
+    assert not found.orders[-1].failed
+
+
 def test_what_a_restart_has_brought_shows_in_the_attempt_after_it():
     found = trimmer(2)
-    found.restored([Given(0.0, Kind.EXCLUDE, Fault("hardware", ((1, 1),)), 2.5, 0.2)])
+    found.restored([EXCLUDED], restarted=True)
     seen = run(found, 101, 101 + WARM + 4, replicas=2)
     (events,) = (sight.events for sight in seen.values() if sight.events)
     assert events == (("reshape", "exclude a node: 2,500 -> 2,000 ms a step were promised, 2,000 ms are measured"),)

@@ -23,7 +23,7 @@ from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain
 from trimtab.requeue.exclusions import most_excluded, spare
 from trimtab.requeue.limits import why_not
-from trimtab.requeue.shapes import Beginning, beginning
+from trimtab.requeue.shapes import Beginning, beginning, restarted
 from trimtab.supervise import HANDED_ON
 from trimtab.trimming.surroundings import Surroundings
 from trimtab.trimming.trimmer import Trimmer
@@ -107,7 +107,7 @@ def run(prepared: Prepared) -> Outcome:
         recorder.event("shape", text)
         print(f"trimtab: {text}", flush=True)
     trimmer = Trimmer(job, shape, f"Job {allocated.job_id}")
-    trimmer.restored(chain.orders)
+    trimmer.restored(chain.orders, restarted=restarted(prepared.chain, prepared.begin, allocated.nodes))
     end = asyncio.run(
         Ranks(start, prepared.begin.setting, recorder, trimmer, lambda: _surroundings(prepared, chain)).train()
     )

@@ -4,9 +4,10 @@ Pure, and deterministic: every attempt that sees the same comes to the same.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from trimtab.balance.deciding.situation import Kind
 from trimtab.protocol import Job, JobError, Layout, Parallel, Setting, setting_of
 from trimtab.requeue.chain import Chain, Wanted, fingerprint
 
@@ -21,6 +22,8 @@ class Beginning:
     """What it shall come to at once: the job's own, but for microbatches that were shifted between replicas."""
     told: str
     """Why it is not the job file's shape; empty: it is."""
+    as_wanted: bool = False
+    """Whether it is what the attempt before has asked for."""
 
 
 def beginning(chain: Chain, job: Job, world_size: int) -> Beginning:
@@ -39,6 +42,15 @@ def beginning(chain: Chain, job: Job, world_size: int) -> Beginning:
     return Beginning(begun, setting_of(begun, begun.shape(world_size)), told)
 
 
+def restarted(chain: Chain, begin: Beginning, nodes: Sequence[str]) -> bool:
+    """Whether an attempt that begins on these nodes is what the last order of the chain has asked for."""
+    if not (chain.wanted and begin.as_wanted and chain.orders and len(nodes) == chain.wanted.nodes):
+        return False
+    if not {exclusion.node for exclusion in chain.exclusions}.isdisjoint(nodes):
+        return False
+    return chain.orders[-1].kind is not Kind.EXCLUDE or not set(chain.attempts[-1].nodes) <= set(nodes)
+
+
 def _wanted(wanted: Wanted, job: Job, world_size: int) -> Beginning | str:
     """The wanted job, or why it cannot be run."""
     if wanted.job != fingerprint(job):
@@ -50,7 +62,7 @@ def _wanted(wanted: Wanted, job: Job, world_size: int) -> Beginning | str:
         if obstacle := setting.obstacle(job, shape):
             return obstacle
         job = replace(job, parallel=_with_setting(job.parallel, setting))
-        return Beginning(job, setting, f"{shape}, {setting}: {wanted.reason}")
+        return Beginning(job, setting, f"{shape}, {setting}: {wanted.reason}", as_wanted=True)
     except JobError as error:
         return str(error)
 

@@ -83,16 +83,17 @@ class Trimmer:
         """All that were given, those of earlier attempts first."""
         return self._ledger.orders
 
-    def restored(self, orders: Sequence[Given]) -> None:
+    def restored(self, orders: Sequence[Given], *, restarted: bool) -> None:
         """Remember the orders of earlier attempts: they count for the rest after an order, and as tried.
 
-        What the restart has brought that ended the last attempt shows in this one.
+        What a restart has brought shows in this attempt if it is what was `restarted` for. Otherwise Slurm or the user
+        has begun another one, and nothing is known of what was asked for.
         """
         self._ledger = replace(self._ledger, orders=(*orders, *self._ledger.orders))
         last = orders[-1] if orders else None
         if last and last.fault.cause == "hardware" and not last.kind.restarts and not last.refused:
             self._relieved_seconds = last.time_seconds
-        if last and last.kind.restarts and last.measured_gain_ratio is None and not last.refused:
+        if restarted and last and last.kind.restarts and last.measured_gain_ratio is None and not last.refused:
             self._numbers += 1
             record = OrderRecord(
                 number=self._numbers,
