@@ -53,7 +53,8 @@ STATE = JobState(
     heterogeneous=False,
 )
 PARTITION = tuple(Node(f"n{number}", "IDLE", ("main",), (), 4, 8000, 1) for number in range(1, 6))
-FAILED = Outcome(ExitCode.RANK_FAILED, "rank 1 failed: ValueError: bad", Why.FAILED, "ValueError: bad", "n2")
+FAILED = Outcome(ExitCode.RANK_FAILED, "rank 1 failed: ValueError: bad", Why.FAILED, "ValueError: bad")
+VANISHED = Outcome(ExitCode.RANK_FAILED, "rank 1 vanished", Why.FAILED, "a rank vanished on node n2", "n2")
 SAVED = Outcome(ExitCode.STOPPED, "stopped by SIGUSR1 at step 20 of 100", Why.TIME_LIMIT)
 
 
@@ -92,16 +93,16 @@ def test_before_the_time_limit_the_job_requeues_itself_as_it_is():
 
 
 def test_after_a_failure_the_job_begins_again_and_after_a_second_one_of_the_same_node_without_it():
-    first = after(end_of(FAILED))
+    first = after(end_of(VANISHED))
     assert (first.again, first.excluded) == (True, ())
     chain = first.chain.begun(attempt(restart_count=1))
-    second = after(end_of(FAILED, last=40), chain=chain)
+    second = after(end_of(VANISHED, last=40), chain=chain)
     assert (second.again, second.excluded) == (True, ("n2",))
     assert "without n2 (two attempts on end failed there)" in second.told
 
 
 def test_a_lost_node_is_left_out_at_once():
-    lost = replace(FAILED, lost_node=True)
+    lost = replace(VANISHED, lost_node=True)
     assert after(end_of(lost)).excluded == ("n2",)
     assert after(end_of(lost), partition=PARTITION[:2]).excluded == (), "the job could not run without it"
 
@@ -186,9 +187,15 @@ def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
 def test_a_job_goes_on_without_a_lost_node_where_fewer_can_run_it(job_file, idle, nodes):
     states = {"n2": "DOWN*", "n5": "IDLE" if idle else "DOWN"}
     partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
-    lost, chain = replace(FAILED, lost_node=True), Chain((ON_FOUR,))
+    lost, chain = replace(VANISHED, lost_node=True), Chain((ON_FOUR,))
     came = after(end_of(lost), chain=chain, job_file=job_file, state=STATE_ON_FOUR, partition=partition)
     assert (came.again, came.nodes, came.excluded) == (True, nodes, ("n2",))
+
+
+def test_where_the_partition_is_not_known_nothing_is_changed():
+    lost = end_of(replace(VANISHED, lost_node=True))
+    came = after(lost, chain=Chain((ON_FOUR,)), job_file=LARGE, state=STATE_ON_FOUR, partition=())
+    assert (came.again, came.nodes, came.excluded) == (True, 4, ())
 
 
 @pytest.mark.parametrize(
@@ -219,7 +226,7 @@ def test_an_idle_node_takes_one_place_only():
     state = replace(STATE_ON_FOUR, nodes=on_three.nodes, excluded_nodes=("n2",), least_nodes=3, most_nodes=3, tasks=3)
     states = {"n2": "IDLE", "n3": "DOWN*", "n5": "IDLE"}
     partition = [replace(node, state=states.get(node.name, "ALLOCATED")) for node in PARTITION]
-    lost = end_of(replace(FAILED, lost_node=True, node="n3"), last=40)
+    lost = end_of(replace(VANISHED, lost_node=True, node="n3"), last=40)
     many = replace(LARGE, requeue=Requeue(most_excluded_ratio=0.5))
     came = what_next(without_n2().chain.begun(on_three), lost, many, many, state, partition, NOW + 60)
     assert (came.nodes, came.excluded) == (3, ("n2", "n3"))

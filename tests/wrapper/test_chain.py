@@ -150,6 +150,9 @@ def test_a_restart_takes_from_the_last_step_before_it_to_the_first_one_after_it(
     assert Chain((ENDED, after)).restart_seconds == 60.5
     # The last one took no step: the restart before it is the last that was measured.
     assert Chain((ENDED, after, replace(ATTEMPT, restart_count=2))).restart_seconds == 60.5
+    anew = replace(after, job_id=8, first_step_seconds=700000.0)
+    assert Chain((ENDED, after, replace(ENDED, restart_count=2), anew)).restart_seconds == 60.5
+    assert Chain((ENDED, anew)).restart_seconds is None
 
 
 def test_a_job_submitted_anew_has_its_own_list_of_excluded_nodes():

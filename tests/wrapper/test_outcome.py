@@ -61,7 +61,9 @@ def test_the_first_error_of_its_own_is_the_cause():
     roll.lose(1)
     roll.hear(0, Failed(0, 5, "Connection closed by peer", peer_lost=True))
     roll.lose(2)  # srun ended it
-    assert roll.outcome(1, None).sentence == "rank 1 (node n1, stage 1, pid 101) failed: ValueError: bad sample"
+    outcome = roll.outcome(1, None)
+    assert outcome.sentence == "rank 1 (node n1, stage 1, pid 101) failed: ValueError: bad sample"
+    assert outcome.node == "", "all may have raised it: no node is to blame"
 
 
 def test_a_rank_that_comes_back_is_not_lost():
@@ -149,3 +151,12 @@ def test_ranks_stopped_for_another_shape():
     outcome = roll.outcome(0, Stop(Why.RESHAPE, "to begin again without n2"))
     assert outcome.sentence == "stopped to begin again without n2 at step 6 of 10"
     assert outcome.why is Why.RESHAPE
+
+
+def test_ranks_that_are_lost_while_they_stop_for_another_shape_have_failed():
+    roll = roll_of(2)
+    for rank in (0, 1):
+        roll.hear(rank, Failed(rank, 4, "Connection closed by peer", peer_lost=True))
+    outcome = roll.outcome(1, Stop(Why.RESHAPE, "to begin again without n2"))
+    assert (outcome.exit_code, outcome.why) == (ExitCode.RANK_FAILED, Why.RESHAPE)
+    assert outcome.sentence == "ended to begin again without n2 before all ranks had saved"

@@ -70,6 +70,14 @@ def test_an_exclusion_expires():
     assert out.told == "without n4 (slow); no longer left out: n3"
 
 
+def test_where_the_partition_is_not_known_the_list_stays_as_it_is():
+    chain = Chain(exclusions=(_slow("n3", 3.0), _slow("n4", 2.0)), asked=("n3", "n4"))
+    out = _exclude([_slow("n2")], chain, job=replace(JOB, excluded_nodes=("n9", "n3", "n4")), partition=())
+    assert out.nodes == ("n9", "n3", "n4")
+    assert out.chain == replace(chain, exclusions=(*chain.exclusions, _slow("n2")))
+    assert out.told == "the nodes left out stay as they are"
+
+
 def test_a_node_that_is_found_slow_again_counts_from_then():
     out = _exclude([_slow("n3")], Chain(exclusions=(_slow("n3", 23.0),)))
     assert out.chain.exclusions == (_slow("n3"),)

@@ -14,7 +14,7 @@ from trimtab.outcome import ExitCode, Outcome, Why
 from trimtab.protocol import Job, Model, Parallel, Train
 from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
-from trimtab.requeue.chain import Attempt, Chain
+from trimtab.requeue.chain import Attempt, Chain, Exclusion
 from trimtab.requeue.shapes import beginning
 from trimtab_slurm.cluster import JobState, Node, SlurmSilent
 
@@ -118,6 +118,13 @@ def test_where_the_chain_cannot_be_kept_the_job_does_not_begin_again(within, mon
     assert after.told == (
         "not requeued: what the next attempt should know cannot be kept: [Errno 122] Disk quota exceeded"
     )
+
+
+@pytest.mark.parametrize(("hours", "left"), [(23, 0), (25, 1)])
+def test_an_exclusion_that_has_expired_takes_no_place(within, monkeypatch, hours, left):
+    monkeypatch.setattr(run.time, "time", lambda: 1e9)
+    chain = Chain((attempt(),), exclusions=(Exclusion("n9", "slow", 1e9 - hours * 3600),))
+    assert run._surroundings(within(), chain).exclusions_left == left
 
 
 def test_an_attempt_that_was_overtaken_does_not_begin_again(within):

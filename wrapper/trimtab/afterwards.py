@@ -100,10 +100,10 @@ def _nodes_without(
     faulty: Sequence[Exclusion], attempt: Attempt, job_file: Job, job: JobState, partition: Sequence[Node]
 ) -> int:
     """How many nodes the next attempt needs: fewer than the last where no idle ones replace the faulty, if all
-    that changes is the number of replicas, and these hold no more."""
+    that changes is the number of replicas, and these hold no more. Where Slurm does not say what is idle: as many."""
     now = len(attempt.nodes)
     gone = len({exclusion.node for exclusion in faulty}.intersection(attempt.nodes)) - len(spare(job, partition))
-    if gone <= 0 or gone == now or job_file.parallel.distributed_optimizer:
+    if not partition or gone <= 0 or gone == now or job_file.parallel.distributed_optimizer:
         return now
     try:
         job_file.shape(attempt.shape.world_size // now * (now - gone))

@@ -53,7 +53,7 @@ class Outcome:
     cause: str = ""
     """Of a failure: what two attempts have in common that fail for the same reason."""
     node: str = ""
-    """Of a failure: where it was."""
+    """Of ranks that vanished or hung: where. What ranks raise themselves is the job's own, and no node's."""
     lost_node: bool = False
     """Whether that node is lost as a whole, by all signs."""
 
@@ -65,7 +65,7 @@ class Stop:
     why: Why
     reason: str
     """Follows "stopped": "by SIGUSR1"."""
-    exit_code: int = 0
+    exit_code: int = ExitCode.RANK_FAILED
     """Of a run that did not save: 128 + n after signal n."""
 
     @classmethod
@@ -144,13 +144,16 @@ class Roll:
         hello, failure = self.ranks[rank], self.broken[rank]
         name = f"rank {rank} (node {hello.node}, stage {hello.pipeline_rank}, pid {hello.pid})"
         if failure:
-            sentence, cause = f"{name} failed: {failure.error}", failure.error
-        else:
-            step = self.last_step.get(rank, 0)
-            sentence = f"{name} vanished after step {step}: it was killed, or its node failed"
-            cause = f"a rank vanished on node {hello.node}"
-        lost = self._lost(hello.node)
-        return Outcome(ExitCode.RANK_FAILED, sentence, Why.FAILED, cause, hello.node, lost)
+            return Outcome(ExitCode.RANK_FAILED, f"{name} failed: {failure.error}", Why.FAILED, failure.error)
+        step = self.last_step.get(rank, 0)
+        return Outcome(
+            ExitCode.RANK_FAILED,
+            f"{name} vanished after step {step}: it was killed, or its node failed",
+            Why.FAILED,
+            cause=f"a rank vanished on node {hello.node}",
+            node=hello.node,
+            lost_node=self._lost(hello.node),
+        )
 
     def _lost(self, node: str) -> bool:
         """Whether all ranks of a node vanished without a word before any other did, which srun ends too.

@@ -21,7 +21,7 @@ from trimtab.ranks import End, Ranks, Start, Taken
 from trimtab.recorder import Recorder, RunIdentity, recover
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain
-from trimtab.requeue.exclusions import most_excluded, spare
+from trimtab.requeue.exclusions import expired, most_excluded, spare
 from trimtab.requeue.limits import why_not
 from trimtab.requeue.shapes import Beginning, beginning, restarted
 from trimtab.supervise import HANDED_ON
@@ -207,11 +207,13 @@ def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
     if state is not None and not state.requeueable:
         no_restart = no_restart or "Slurm has the job as one that is not to be requeued"
     ends_seconds = state.end_seconds if state else None
+    now_seconds = time.time()
+    left_out = sum(not expired(exclusion, policy, now_seconds) for exclusion in chain.exclusions)
     return Surroundings(
-        now_seconds=time.time(),
-        seconds_left=ends_seconds - time.time() if ends_seconds and no_restart else None,
+        now_seconds=now_seconds,
+        seconds_left=ends_seconds - now_seconds if ends_seconds and no_restart else None,
         spare_nodes=len(spare(state, partition)) if state and partition else None,
-        exclusions_left=most_excluded(len(partition), policy) - len(chain.exclusions) if partition else None,
+        exclusions_left=most_excluded(len(partition), policy) - left_out if partition else None,
         fixed_nodes=_fixed_nodes(state) if state else "",
         no_restart=no_restart,
         restart_seconds=chain.restart_seconds,

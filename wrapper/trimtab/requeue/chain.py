@@ -23,7 +23,7 @@ class Attempt:
     nodes: tuple[str, ...]
     shape: Shape
     setting: Setting
-    """As it ended."""
+    """As it began."""
     first_step: int | None = None
     """The first step that it took; None: none."""
     last_step: int | None = None
@@ -38,7 +38,7 @@ class Attempt:
     why: str = ""
     """The same at length."""
     node: str = ""
-    """Where it failed; empty: it did not, or it is not known."""
+    """Where ranks vanished or hung; empty: none did, or it is not known."""
     requeued: bool = False
     """Whether it had itself requeued: Slurm's own requeues, after a preemption or a lost node, are not counted."""
 
@@ -97,8 +97,13 @@ class Chain:
 
     @property
     def restart_seconds(self) -> float | None:
-        """What the last restart took, from the last step before it to the first one after it; None: not measured."""
+        """What the last restart took, from the last step before it to the first one after it; None: not measured.
+
+        That of a job: until a user has submitted another one, days may pass.
+        """
         for before, after in reversed(list(zip(self.attempts, self.attempts[1:], strict=False))):
+            if before.job_id != after.job_id:
+                continue
             if before.last_step_seconds is not None and after.first_step_seconds is not None:
                 return after.first_step_seconds - before.last_step_seconds
         return None

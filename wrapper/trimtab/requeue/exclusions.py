@@ -39,19 +39,23 @@ def exclude(
 
     Expired ones go. So do the oldest, where there are more than `most_excluded_ratio` of the partition (one always may
     be), or where too few nodes would be left that could run the job. What the user left out stays left out, and what
-    the user asked for by name stays in.
+    the user asked for by name stays in. Where Slurm does not say what the partition has, the list stays as it is.
     """
     own = tuple(node for node in job.excluded_nodes if node not in chain.asked)
     latest = {exclusion.node: exclusion for exclusion in (*chain.exclusions, *faulty)}
     newest_first = sorted(latest.values(), key=lambda exclusion: (-exclusion.since_seconds, exclusion.node))
+    if not partition:
+        remembered = replace(chain, exclusions=tuple(reversed(newest_first)))
+        return Excluded(remembered, job.excluded_nodes, "the nodes left out stay as they are" if latest else "")
     candidates = {node.name for node in suitable(job, partition) if node.usable} - {*own, *job.required_nodes}
     room = len(candidates) - (nodes - len(job.required_nodes))
     places = most_excluded(len(partition), policy)
     kept: list[Exclusion] = []
     for exclusion in newest_first:
-        expired = now_seconds - exclusion.since_seconds >= policy.exclusion_hours * 3600
         takes = exclusion.node in candidates
-        if expired or exclusion.node in job.required_nodes or len(kept) == places or (takes and room < 1):
+        if exclusion.node in job.required_nodes or len(kept) == places or (takes and room < 1):
+            continue
+        if expired(exclusion, policy, now_seconds):
             continue
         room -= takes
         kept.append(exclusion)
@@ -62,6 +66,11 @@ def exclude(
         nodes=(*own, *ours),
         told=_told(kept, [exclusion.node for exclusion in newest_first if exclusion not in kept]),
     )
+
+
+def expired(exclusion: Exclusion, policy: Requeue, now_seconds: float) -> bool:
+    """Whether a node has been left out for long enough."""
+    return now_seconds - exclusion.since_seconds >= policy.exclusion_hours * 3600
 
 
 def most_excluded(partition_nodes: int, policy: Requeue) -> int:
