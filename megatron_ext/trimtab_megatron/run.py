@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -13,6 +14,7 @@ from trimtab_megatron.data import Dataset, open_dataset
 from trimtab_megatron.engine import Engine, build_engine
 from trimtab_megatron.identity import introduction
 from trimtab_megatron.model import padded_vocabulary
+from trimtab_megatron.patience import told
 from trimtab_megatron.world import World
 
 
@@ -43,10 +45,17 @@ class Run:
 
 def prepare(job: Job, world: World, control: Control) -> Run:
     """Open the data, build the model and say Hello, resume. An error here ends all ranks: none goes on alone."""
-    dataset = open_dataset(job)
-    world.same_as_rank_0("the data", dataset.fingerprint)
+
+    def slow(doing: str) -> AbstractContextManager[None]:
+        return told(world.identity, doing, lambda text: control.send(Notice(world.identity.rank, 0, "slow", text)))
+
+    with slow("opening the data"):
+        dataset = open_dataset(job)
+    with slow("waiting for other ranks to open the data"):
+        world.same_as_rank_0("the data", dataset.fingerprint)
     vocabulary_size = dataset.samples.vocabulary_size
-    engine = build_engine(job, world, vocabulary_size)
+    with slow("building the model with the other ranks"):
+        engine = build_engine(job, world, vocabulary_size)
     control.hello(greeting(job, world, engine.chunks))
     checkpoints = None
     if job.train.checkpoint_directory:
@@ -56,10 +65,13 @@ def prepare(job: Job, world: World, control: Control) -> Run:
     if dataset.built:
         control.send(Notice(world.identity.rank, 0, "data", f"built and cached {dataset.built}"))
     if checkpoints is not None:
-        run.progress, told = checkpoints.resume()
-        for text in told:
+        with slow("looking for a checkpoint and reading it with the other ranks"):
+            run.progress, found = checkpoints.resume()
+        for text in found:
             run.tell("checkpoint", text)
     engine.schedule.step(run.progress.step)
+    with slow("waiting for other ranks to be ready for the first step"):
+        world.barrier()
     return run
 
 

@@ -21,7 +21,10 @@ from trimtab_megatron.inject import Fault, Faults
 TIMEOUT = timedelta(minutes=10)
 """How long ranks wait for one another at the rendezvous, and in a step."""
 AGREEMENT_TIMEOUT = timedelta(hours=12)
-"""How long they wait where one of them may build tokens or write a checkpoint; one that ends is noticed at once."""
+"""How long they wait where one of them may build tokens or write a checkpoint; one that ends is noticed at once.
+
+At the start `patience` tells of long waits; from the first step on the wrapper ends ranks that hang long before.
+"""
 
 _ORDER_KINDS: Sequence[str] = ("none", "checkpoint", "stop", "probe", "reshape")
 
