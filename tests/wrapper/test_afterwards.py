@@ -86,7 +86,7 @@ def test_what_slurm_or_a_user_ends_is_theirs():
 
 def test_before_the_time_limit_the_job_requeues_itself_as_it_is():
     came = after(end_of(SAVED))
-    assert (came.again, came.nodes, came.excluded) == (True, 2, ())
+    assert (came.again, came.nodes, came.excluded) == (True, None, ())
     assert came.told == "the job begins again: stopped by SIGUSR1 at step 20 of 100"
     assert came.chain.attempts[-1].requeued
     assert came.chain.wanted is None
@@ -179,9 +179,10 @@ def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
     ("job_file", "idle", "nodes"),
     [
         (LARGE, 0, 3),
-        (LARGE, 1, 4),  # which takes the lost one's place
-        (replace(LARGE, batch=Batch(2, 16)), 0, 4),  # no equal shares for three replicas: wait for the node
-        (replace(LARGE, parallel=Parallel(pipeline=2, distributed_optimizer=True)), 0, 4),  # three might not have room
+        (LARGE, 1, None),  # which takes the lost one's place
+        (replace(LARGE, batch=Batch(2, 16)), 0, None),  # no equal shares for three replicas: wait for the node
+        # three might not have room
+        (replace(LARGE, parallel=Parallel(pipeline=2, distributed_optimizer=True)), 0, None),
     ],
 )
 def test_a_job_goes_on_without_a_lost_node_where_fewer_can_run_it(job_file, idle, nodes):
@@ -195,13 +196,13 @@ def test_a_job_goes_on_without_a_lost_node_where_fewer_can_run_it(job_file, idle
 def test_where_the_partition_is_not_known_nothing_is_changed():
     lost = end_of(replace(VANISHED, lost_node=True))
     came = after(lost, chain=Chain((ON_FOUR,)), job_file=LARGE, state=STATE_ON_FOUR, partition=())
-    assert (came.again, came.nodes, came.excluded) == (True, 4, ())
+    assert (came.again, came.nodes, came.excluded) == (True, None, ())
 
 
 @pytest.mark.parametrize(
     ("hours", "new_node", "nodes", "excluded", "told"),
     [
-        (1, "DOWN", 3, ("n2",), "without n2 (n2 is slow)"),
+        (1, "DOWN", None, ("n2",), "without n2 (n2 is slow)"),
         (1, "IDLE", 4, ("n2",), "without n2 (n2 is slow); on 4 nodes again"),  # in the place of n2
         (25, "DOWN", 4, (), "no longer left out: n2; on 4 nodes again"),
     ],
@@ -217,7 +218,8 @@ def test_a_job_has_all_of_its_nodes_again_with_a_later_requeue_when_as_many_are_
     came = what_next(chain, end_of(SAVED, last=40), LARGE, LARGE, state, partition, NOW + 3600 * hours)
     assert (came.nodes, came.excluded) == (nodes, excluded)
     assert came.told.endswith(told)
-    assert beginning(came.chain, LARGE, world_size=2 * nodes).setting.microbatches == (12 // nodes,) * nodes
+    count = nodes or 3
+    assert beginning(came.chain, LARGE, world_size=2 * count).setting.microbatches == (12 // count,) * count
 
 
 def test_an_idle_node_takes_one_place_only():
@@ -229,7 +231,7 @@ def test_an_idle_node_takes_one_place_only():
     lost = end_of(replace(VANISHED, lost_node=True, node="n3"), last=40)
     many = replace(LARGE, requeue=Requeue(most_excluded_ratio=0.5))
     came = what_next(without_n2().chain.begun(on_three), lost, many, many, state, partition, NOW + 60)
-    assert (came.nodes, came.excluded) == (3, ("n2", "n3"))
+    assert (came.nodes, came.excluded) == (None, ("n2", "n3"))
 
 
 def given(cause):

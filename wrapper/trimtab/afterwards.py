@@ -27,8 +27,8 @@ class Next:
     """Whether the job is to be requeued."""
     told: str
     """Why, or why not; empty: there is nothing to say."""
-    nodes: int
-    """How many the next attempt needs."""
+    nodes: int | None = None
+    """How many the next attempt needs; None: as the job asked for, which may be a range."""
     excluded: tuple[str, ...] = ()
     """The job's whole list of nodes to leave out."""
 
@@ -47,7 +47,7 @@ def what_next(
     `job_file` is the job as the user wrote it, `ran` as this attempt began it, and `job` what Slurm had of it then;
     None: Slurm did not say.
     """
-    policy, outcome, nodes = job_file.requeue, end.outcome, len(chain.attempts[-1].nodes)
+    policy, outcome = job_file.requeue, end.outcome
     attempt = replace(
         chain.attempts[-1],
         first_step=end.first.step if end.first else None,
@@ -65,7 +65,7 @@ def what_next(
     chain = replace(chain, wanted=_wanted(chain, end, job_file, ran))
     obstacle = _obstacle(chain, end, job_file, job)
     if outcome.why not in AGAIN or obstacle or job is None:
-        return Next(chain, again=False, told=obstacle, nodes=nodes)
+        return Next(chain, again=False, told=obstacle)
     faulty = _faulty(chain, end, now_seconds)
     nodes = end.restart.nodes if end.restart is not None else _nodes_without(faulty, attempt, job_file, job, partition)
     left_out = exclude(chain, faulty, job, partition, policy, nodes=nodes, now_seconds=now_seconds)
@@ -77,7 +77,8 @@ def what_next(
         chain = replace(chain, wanted=None)  # it is for fewer ranks
         again = f"on {nodes} nodes again"
     told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told, again)))
-    return Next(chain, again=True, told=told, nodes=nodes, excluded=left_out.nodes)
+    changed = end.restart is not None or nodes != len(attempt.nodes)
+    return Next(chain, again=True, told=told, nodes=nodes if changed else None, excluded=left_out.nodes)
 
 
 def _obstacle(chain: Chain, end: End, job_file: Job, job: JobState | None) -> str:
