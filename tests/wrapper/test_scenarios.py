@@ -1,5 +1,6 @@
 """The scenarios of the demonstration, on a real Slurm: what they promise, from what is recorded of them."""
 
+import shutil
 import tempfile
 import time
 from dataclasses import replace
@@ -95,6 +96,8 @@ class Stage:
             text = text.replace(old, new)
         job = self._directory / f"{self._played}.toml"
         job.write_text(text)
+        for module in (EXAMPLES / scenario.job).parent.glob("*.py"):  # a provider of its samples
+            shutil.copy(module, self._directory)
         boxes.up(self._sandbox, scenario.sandbox())
         with (directory / "followed").open("w") as output:
             run = Run(self._sandbox, directory, replace(scenario, job=str(job)), output.fileno())

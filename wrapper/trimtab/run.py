@@ -115,7 +115,10 @@ def run(prepared: Prepared) -> Outcome:
     after = conclude(prepared, chain, end)
     if after.told:
         recorder.event("requeue", after.told)
-    recorder.finish(end.outcome.exit_code, end.outcome.sentence)
+    try:
+        recorder.finish(end.outcome.exit_code, end.outcome.sentence)
+    except OSError as error:  # its journal stays
+        print(f"trimtab: the training part of the profile cannot be written: {error}", flush=True)
     begin_again(prepared, after)
     return end.outcome
 

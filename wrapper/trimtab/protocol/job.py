@@ -314,7 +314,7 @@ class Requeue:
     grace_seconds: int = 120
     """How long before its time limit the job is told to save and stop."""
     most_requeues: int = 20
-    """Most times that the job requeues itself."""
+    """Most times within 24 hours that the job requeues itself after a failure or a hang."""
     exclusion_hours: float = 24.0
     """How long a node that was slow or has failed is left out."""
     most_excluded_ratio: float = 0.05
