@@ -37,6 +37,7 @@ def test_a_command_that_is_ended_has_not_answered(commands, number):
     ("words", "silent"),
     [
         ("slurm_load_jobs error: Unable to contact slurm controller (connect failure)", True),
+        ("slurm_load_jobs error: Connection reset by peer", True),
         ("scontrol: error: Socket timed out on send/recv operation", True),
         ("slurm_update error: Zero Bytes were transmitted or received", True),
         ("Slurm backup controller in standby mode", True),

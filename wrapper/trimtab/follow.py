@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trimtab.report.find import Recorded, ReportError, load
+from trimtab.requeue.act import patiently
 from trimtab_slurm.cluster import JobState, SlurmClient
 
 POLL_SECONDS = 0.5
@@ -20,7 +21,7 @@ def follow(client: SlurmClient, job_id: int, show: Callable[[str], None]) -> Job
     offset, waiting_for = 0, ""
     last: JobState | None = None
     while True:
-        state = client.job(job_id)  # before the output is read, so that the last read misses nothing
+        state = patiently(lambda: client.job(job_id))  # before the output is read, so that the last read misses nothing
         last = state or last
         if state and state.stdout:
             offset = _show_new(Path(state.stdout), offset, show)

@@ -14,7 +14,9 @@ from trimtab_slurm.cluster.command_line import UNKNOWN_JOB, WAITING_JOB, Command
 from trimtab_slurm.cluster.protocol import JobState, Node, SlurmError, SlurmSilent, ending
 from trimtab_slurm.nodelist import expand_nodes
 
-_SILENT = re.compile("contact slurm controller|timed out|zero bytes|standby mode", re.IGNORECASE)
+_SILENT = re.compile(
+    "contact slurm controller|timed out|zero bytes|standby mode|connection re(set|fused)", re.IGNORECASE
+)
 
 
 class PyslurmClient(CommandLineClient):

@@ -16,7 +16,10 @@ TIMEOUT_SECONDS = 60.0
 UNKNOWN_JOB = "Invalid job id"
 WAITING_JOB = "Job is pending execution"
 _GONE = (UNKNOWN_JOB, "already completing or completed")
-_SILENT = ("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "standby mode")
+_SILENT = (
+    *("Unable to contact slurm controller", "Socket timed out", "Zero Bytes were transmitted", "standby mode"),
+    *("Connection reset by peer", "Connection refused"),  # it was ended while it was asked
+)
 """What Slurm's commands say when the controller is away, or was while it answered."""
 
 
