@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab.afterwards import MOST_ORDERS, what_next
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
@@ -15,7 +16,7 @@ from trimtab.requeue.chain import Attempt, Chain, fingerprint
 from trimtab.requeue.exclusions import infeasible
 from trimtab.requeue.shapes import beginning
 from trimtab.trimming.surroundings import Restart
-from trimtab_slurm.cluster import JobState, Node
+from trimtab_slurm.cluster import Node
 
 NOW = 1e9
 SHAPE = Shape(1, 2, 1)
@@ -25,33 +26,7 @@ JOB_FILE = Job(
     batch=Batch(2, 16),
     train=Train(checkpoint_directory="/checkpoints"),
 )
-STATE = JobState(
-    job_id=7,
-    state="RUNNING",
-    reason="None",
-    exit_code=0,
-    signal=0,
-    nodes=("n1", "n2"),
-    batch_node="n1",
-    start_seconds=NOW - 3600,
-    end_seconds=None,
-    restart_count=0,
-    stdout="",
-    working_directory="/",
-    user="ada",
-    partition="main",
-    required_nodes=(),
-    excluded_nodes=(),
-    constraint="",
-    least_nodes=2,
-    most_nodes=2,
-    tasks=2,
-    tasks_per_node=0,
-    requeueable=True,
-    array_job_id=None,
-    array_task_id=None,
-    heterogeneous=False,
-)
+STATE = replace(RUNNING_JOB, start_seconds=NOW - 3600)
 PARTITION = tuple(Node(f"n{number}", "IDLE", ("main",), (), 4, 8000, 1) for number in range(1, 6))
 FAILED = Outcome(ExitCode.RANK_FAILED, "rank 1 failed: ValueError: bad", Why.FAILED, "ValueError: bad")
 VANISHED = Outcome(ExitCode.RANK_FAILED, "rank 1 vanished", Why.FAILED, "a rank vanished on node n2", "n2")

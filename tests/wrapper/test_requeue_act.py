@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab import sandbox as boxes
 from trimtab.requeue.act import Requeued, requeue
 from trimtab_slurm.cluster import CommandLineClient, JobState, Node, SlurmError, SlurmSilent
@@ -19,33 +20,7 @@ NO_REQUEUE = "it was submitted with --no-requeue, or the site's JobRequeue=0 say
 HETEROGENEOUS = "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
 CANCELLED = "Slurm is ending it, and not for its time limit, so it was cancelled or has failed (COMPLETING)"
 NODES = tuple(Node(f"n{number}", "IDLE", ("main",), (), 4, 16384, 2) for number in range(1, 5))
-JOB = JobState(
-    job_id=7,
-    state="RUNNING",
-    reason="None",
-    exit_code=0,
-    signal=0,
-    nodes=("n1", "n2"),
-    batch_node="n1",
-    start_seconds=1e9,
-    end_seconds=None,
-    restart_count=0,
-    stdout="",
-    working_directory="/",
-    user="ada",
-    partition="main",
-    required_nodes=(),
-    excluded_nodes=(),
-    constraint="",
-    least_nodes=2,
-    most_nodes=2,
-    tasks=2,
-    tasks_per_node=0,
-    requeueable=True,
-    array_job_id=None,
-    array_task_id=None,
-    heterogeneous=False,
-)
+JOB = RUNNING_JOB
 
 
 @dataclass

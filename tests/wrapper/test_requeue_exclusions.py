@@ -4,41 +4,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab.protocol import Requeue
 from trimtab.requeue.chain import Chain, Exclusion
 from trimtab.requeue.exclusions import exclude, infeasible, most_excluded, spare, suitable
-from trimtab_slurm.cluster import JobState, Node
+from trimtab_slurm.cluster import Node
 
 HOUR = 3600.0
 NOW = 1e9
 NODE = Node("n1", "IDLE", ("main",), ("a100",), 64, 512_000, 8)
-JOB = JobState(
-    job_id=7,
-    state="RUNNING",
-    reason="None",
-    exit_code=0,
-    signal=0,
-    nodes=("n1", "n2"),
-    batch_node="n1",
-    start_seconds=NOW - HOUR,
-    end_seconds=None,
-    restart_count=0,
-    stdout="",
-    working_directory="/",
-    user="ada",
-    partition="main",
-    required_nodes=(),
-    excluded_nodes=(),
-    constraint="",
-    least_nodes=2,
-    most_nodes=2,
-    tasks=2,
-    tasks_per_node=0,
-    requeueable=True,
-    array_job_id=None,
-    array_task_id=None,
-    heterogeneous=False,
-)
+JOB = replace(RUNNING_JOB, start_seconds=NOW - HOUR)
 POLICY = Requeue(exclusion_hours=24.0, most_excluded_ratio=0.05)
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab import run
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
@@ -16,37 +17,11 @@ from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain, Exclusion
 from trimtab.requeue.shapes import beginning
-from trimtab_slurm.cluster import JobState, Node, SlurmSilent
+from trimtab_slurm.cluster import Node, SlurmSilent
 
 NODES = ("n1", "n2")
 JOB = Job(model=Model(layers=8), parallel=Parallel(pipeline=2))
-STATE = JobState(
-    job_id=7,
-    state="RUNNING",
-    reason="None",
-    exit_code=0,
-    signal=0,
-    nodes=NODES,
-    batch_node="n1",
-    start_seconds=1000.0,
-    end_seconds=None,
-    restart_count=0,
-    stdout="",
-    working_directory="/",
-    user="ada",
-    partition="main",
-    required_nodes=(),
-    excluded_nodes=(),
-    constraint="",
-    least_nodes=2,
-    most_nodes=2,
-    tasks=2,
-    tasks_per_node=0,
-    requeueable=True,
-    array_job_id=None,
-    array_task_id=None,
-    heterogeneous=False,
-)
+STATE = replace(RUNNING_JOB, start_seconds=1000.0)
 SAVED = Outcome(ExitCode.STOPPED, "stopped by SIGUSR1 at step 20 of 100", Why.TIME_LIMIT)
 ORDER = Given(900.0, Kind.LAYERS, Fault("intrinsic", ((0, 1),)), 1.0, 0.1, 0.1)
 END = End(SAVED, Taken(1, 1010.0), Taken(20, 1200.0))
