@@ -211,6 +211,11 @@ SCENARIOS = {
         expect="the time limit comes near: the job saves before it, has itself requeued, and goes on where it was",
         act=shorten,
     ),
+    "hang": Scenario(
+        job="demo/restarts.toml",
+        expect="a rank hangs: it is named, with the stacks of all, and the job goes on from its last checkpoint",
+        inject="hang:rank=1,step=70,attempt=0",
+    ),
     "crash": Scenario(
         job="demo/restarts.toml",
         expect="ranks are killed during a reshape, during a save and between two steps, then the wrapper, Slurm's "

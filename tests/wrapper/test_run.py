@@ -99,7 +99,14 @@ def test_where_the_chain_cannot_be_kept_the_job_does_not_begin_again(within, mon
 def test_an_exclusion_that_has_expired_takes_no_place(within, monkeypatch, hours, left):
     monkeypatch.setattr(run.time, "time", lambda: 1e9)
     chain = Chain((attempt(),), exclusions=(Exclusion("n9", "slow", 1e9 - hours * 3600),))
-    assert run._surroundings(within(), chain).exclusions_left == left
+    assert run._surroundings(within(), chain, None).exclusions_left == left
+
+
+def test_what_a_restart_takes_is_known_from_the_first_step_after_it(within):
+    prepared = within()
+    chain = Chain((attempt(last_step_seconds=1200.0), attempt(restart_count=1)))
+    assert run._surroundings(prepared, chain, None).restart_seconds is None
+    assert run._surroundings(prepared, chain, Taken(21, 1230.0)).restart_seconds == 30.0
 
 
 def test_an_attempt_that_was_overtaken_does_not_begin_again(within):

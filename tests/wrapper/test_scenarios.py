@@ -206,6 +206,17 @@ def test_time_limit_the_job_requeues_itself_and_goes_on_where_it_was(stage, unto
     assert_went_on(stage.play("time-limit"), untouched)
 
 
+def test_hang_the_rank_that_holds_the_others_up_is_named_and_the_job_goes_on(stage, untouched):
+    played = stage.play("hang")
+    assert played.code == 0, played.text
+    hung, last = played.chain.attempts
+    assert "rank 1 (node n2, stage 1) did not wait for the others" in hung.why
+    assert (hung.last_step, last.first_step) == (69, 61)
+    told = "\n".join(event.text for event in played.trainings[0].events)
+    assert "in _hang" in told, "the stacks are in the profile"
+    assert_all_of_it(played, untouched)
+
+
 def test_crash_the_job_goes_on_from_its_last_checkpoint_each_time(stage, untouched):
     played = stage.play("crash")
     assert played.code == 0, played.text

@@ -106,8 +106,8 @@ class Ranks:
     """What they shall come to before their first step."""
     recorder: Recorder
     trimmer: Trimmer
-    surroundings: Callable[[], Surroundings]
-    """Asks Slurm, so it is called in a thread."""
+    surroundings: Callable[[Taken | None], Surroundings]
+    """Asks Slurm, so it is called in a thread; with the first step that was taken."""
     _server: ControlServer = field(init=False)
     _stop: Stop | None = None
     _hung: Suspicion | None = None
@@ -257,7 +257,7 @@ class Ranks:
         """What Slurm says of the cluster, or has said a little while ago."""
         now_seconds = time.time()
         if self._known is None or now_seconds - self._known.now_seconds > SURROUNDINGS_SECONDS:
-            self._known = await in_background(self.surroundings)
+            self._known = await in_background(lambda: self.surroundings(self._first))
         left_seconds = self._known.seconds_left
         if left_seconds is not None:
             left_seconds -= now_seconds - self._known.now_seconds

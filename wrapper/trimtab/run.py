@@ -109,7 +109,9 @@ def run(prepared: Prepared) -> Outcome:
     trimmer = Trimmer(job, shape, f"Job {allocated.job_id}")
     trimmer.restored(chain.orders, restarted=restarted(prepared.chain, prepared.begin, allocated.nodes))
     end = asyncio.run(
-        Ranks(start, prepared.begin.setting, recorder, trimmer, lambda: _surroundings(prepared, chain)).train()
+        Ranks(
+            start, prepared.begin.setting, recorder, trimmer, lambda first: _surroundings(prepared, chain, first)
+        ).train()
     )
     _ignore_signals()
     after = conclude(prepared, chain, end)
@@ -200,8 +202,10 @@ def _taken(directory: Path, started_seconds: float) -> tuple[Taken | None, Taken
     return None, None
 
 
-def _surroundings(prepared: Prepared, chain: Chain) -> Surroundings:
-    """The job's place in the cluster now; what Slurm does not say is not known."""
+def _surroundings(prepared: Prepared, chain: Chain, first: Taken | None) -> Surroundings:
+    """The job's place in the cluster now; what Slurm does not say is not known. `first`: the attempt's first step."""
+    if first is not None:
+        chain = chain.updated(replace(chain.attempts[-1], first_step_seconds=first.time_seconds))
     policy, state = prepared.job_file.requeue, prepared.state
     allocated = prepared.start.allocated
     partition = _partition(prepared.slurm, state)
