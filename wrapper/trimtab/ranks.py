@@ -155,6 +155,8 @@ class Ranks:
         if self.setting != self.trimmer.setting:
             replaces = self.trimmer.setting.fingerprint
             self._server.send(Order("reshape", "as the attempt before ended", self.setting, replaces))
+        if self._stop is not None:  # told while they were started: they hold nothing yet
+            self._end_ranks(srun)
         watch = asyncio.get_running_loop().create_task(self._look_after(srun))
         try:
             exit_code = await srun.wait()
@@ -292,7 +294,7 @@ class Ranks:
             self._tell("hang", "they have gone on")
             return
         self._hung = suspicion(self._roll.ranks, self._roll.last_step, self._stacks)
-        if len(self._stacks) < len(self._roll.ranks):
+        if len(self._stacks) < len(self._roll.ranks) and srun.returncode is None:
             srun.send_signal(signal.SIGUSR2)  # which it hands on: those that cannot answer write theirs to the log
             await asyncio.sleep(1.0)
         for stack in self._stacks.values():
