@@ -19,6 +19,7 @@ from trimtab_megatron import cpu
 
 cuda = cpu.prepare()
 
+import groups  # noqa: E402
 import torch  # noqa: E402
 from megatron.core import parallel_state  # noqa: E402
 from megatron.core.dist_checkpointing import ShardedTensor  # noqa: E402
@@ -157,7 +158,7 @@ def run_case(case: dict[str, Any], who: world.Identity, agreement: Any) -> dict[
     except RankError as raised:
         error = str(raised)
     place = [run.world.tensor_rank, run.world.pipeline_rank, run.world.data_rank]
-    parallel_state.destroy_model_parallel()
+    groups.leave(agreement)
     return recorder.told | {
         "samples": noting.seen if run.world.first_stage and run.world.tensor_rank == 0 else [],
         "place": place,

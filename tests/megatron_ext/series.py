@@ -16,8 +16,8 @@ import json  # noqa: E402
 import warnings  # noqa: E402
 from dataclasses import replace  # noqa: E402
 
+import groups  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from megatron.core import parallel_state  # noqa: E402
 
 from trimtab.protocol import (  # noqa: E402
     Done,
@@ -74,7 +74,7 @@ def run_job(job: Job, who: Identity, agreement: dist.ProcessGroup, recorder: Rec
         recorder.send(Done(who.rank, run.progress.step))
     except RankError as error:  # one that all ranks raise at the same step
         recorder.send(Failed(who.rank, recorder.step, str(error), False))
-    parallel_state.destroy_model_parallel()
+    groups.leave(agreement)
 
 
 def main() -> None:
@@ -87,5 +87,5 @@ def main() -> None:
         run_job(job_from_json(entry["job"]), who, agreement, recorder, entry["microbatches"])
 
 
-if __name__ == "__main__":  # saving a checkpoint spawns a helper process, which imports this module again
+if __name__ == "__main__":
     main()
