@@ -12,7 +12,7 @@ from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.launch import Allocation, LaunchError
 from trimtab.outcome import ExitCode, Outcome, Why
-from trimtab.protocol import Job, Model, Parallel, Train
+from trimtab.protocol import Job, JobError, Model, Parallel, Train
 from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain, Exclusion
@@ -73,6 +73,14 @@ def within(monkeypatch, tmp_path):
 def attempt(**fields):
     shape = JOB.shape(2)
     return replace(Attempt(7, 0, 1000.0, NODES, shape, beginning(Chain(), JOB, 2).setting), **fields)
+
+
+def test_a_job_of_another_size_is_refused_and_a_requeued_one_takes_the_nearest_shape(within, monkeypatch):
+    three = JOB.parallel.pipeline + 1
+    monkeypatch.setattr(run.launch.Allocation, "world_size", three, raising=False)
+    with pytest.raises(JobError, match="needs a multiple of 2 ranks, but the allocation gives 3"):
+        within()
+    assert within(restart_count=1).begin.job.shape(three).world_size == three
 
 
 def test_an_attempt_is_kept_and_goes_on(within):

@@ -53,6 +53,8 @@ def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     allocated = launch.allocation(os.environ, ranks_per_node)
     job = _with_paths(job, allocated)
     chain, damage = _kept(job)
+    if allocated.restart_count == 0:
+        job.shape(allocated.world_size)  # what a user has just asked for is run as it is, or not at all
     begin = beginning(chain, job, allocated.world_size)
     for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
