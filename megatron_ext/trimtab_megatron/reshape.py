@@ -26,7 +26,6 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import torch
-import torch.distributed as dist
 
 from trimtab.protocol import Order, Reshaped, Setting
 from trimtab_megatron import checksums, transfer
@@ -174,7 +173,7 @@ def carry_on(old: Engine, new: Engine) -> None:
 def plan_moves(run: Run, setting: Setting, engine: Engine) -> Prepared:
     """What has to go from rank to rank. Raises Refused where the new engine does not hold what it should."""
     world = run.world
-    step = max(gather(world, adam_step(run.engine)))
+    step = max(world.gather(adam_step(run.engine)))
 
     def look() -> tuple[Holdings, Holdings]:
         layers = sorted(layer for chunk in engine.chunks for layer in layer_ids(bare(chunk)))
@@ -184,8 +183,8 @@ def plan_moves(run: Run, setting: Setting, engine: Engine) -> Prepared:
         return Holdings(run.engine, with_states=step > 0), Holdings(engine, with_states=step > 0)
 
     old, new = together(world, look)
-    holders = gather(
-        world, [Holder(world.tensor_rank, world.data_rank, list(held.shards.values())) for held in (old, new)]
+    holders = world.gather(
+        [Holder(world.tensor_rank, world.data_rank, list(held.shards.values())) for held in (old, new)]
     )
     are, shall_be = ([pair[index] for pair in holders] for index in (0, 1))
     return Prepared(engine, old, new, together(world, lambda: plan(are, shall_be)), shall_be, step)
@@ -210,14 +209,7 @@ def together(world: World, action: Callable[[], Built]) -> Built:
         built = action()
     except (MemoryError, RuntimeError, ValueError, AssertionError) as error:  # a model's own code runs in there
         failure = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    failures = gather(world, failure)
+    failures = world.gather(failure)
     if any(failures):
         raise Refused("; ".join(f"rank {rank}: {text}" for rank, text in enumerate(failures) if text))
     return cast("Built", built)
-
-
-def gather(world: World, value: Any) -> list[Any]:
-    """Every rank's value, by rank."""
-    values = [None] * world.shape.world_size
-    dist.all_gather_object(values, value, group=world.agreement)
-    return values

@@ -1,8 +1,9 @@
 import dataclasses
 
+from trimtab.account import MOST_BEHIND_STEPS
 from trimtab.balance.detect import WARM_UP_STEPS, Detection
 from trimtab.protocol import Balance, Hello, StepReport
-from trimtab.watching import MOST_BEHIND_STEPS, Assembly, Lookout, Sight
+from trimtab.watching import Assembly, Lookout, Sight
 
 POLICY = Balance(window_steps=4, trigger_windows=2)
 

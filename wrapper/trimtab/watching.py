@@ -3,12 +3,10 @@
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
+from trimtab.account import MOST_BEHIND_STEPS
 from trimtab.balance.detect import Detection, Finding, Imbalance, Watch, observe
 from trimtab.balance.measuring.steps import Step, assemble
 from trimtab.protocol import Balance, Hello, StepReport
-
-MOST_BEHIND_STEPS = 64
-"""Ranks meet in every step: what a step still lacks when so many later ones have begun has been lost."""
 
 
 class Assembly:

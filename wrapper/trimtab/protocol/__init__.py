@@ -14,6 +14,7 @@ from trimtab.protocol.job import (
     Requeue,
     Shape,
     Train,
+    divisors,
 )
 from trimtab.protocol.layout import Layout, layout_of
 from trimtab.protocol.messages import (
@@ -60,6 +61,7 @@ __all__ = [
     "StepReport",
     "Train",
     "decode",
+    "divisors",
     "encode",
     "job_from_dict",
     "job_from_json",

@@ -55,14 +55,14 @@ class Model:
                 "model.attention_heads",
                 self.attention_heads,
                 f"does not divide hidden_size {self.hidden_size}",
-                _divisors(self.hidden_size),
+                divisors(self.hidden_size),
             )
         if self.query_groups and self.attention_heads % self.query_groups:
             raise JobError(
                 "model.query_groups",
                 self.query_groups,
                 f"does not divide attention_heads {self.attention_heads}",
-                _divisors(self.attention_heads),
+                divisors(self.attention_heads),
             )
 
 
@@ -133,7 +133,7 @@ class Batch:
                 "batch.microbatch_size",
                 self.microbatch_size,
                 f"does not divide global_batch_size {self.global_batch_size}",
-                _divisors(self.global_batch_size),
+                divisors(self.global_batch_size),
             )
 
 
@@ -376,14 +376,14 @@ class Job:
                 "parallel.tensor",
                 parallel.tensor,
                 f"does not divide model.attention_heads {model.attention_heads}",
-                _divisors(model.attention_heads),
+                divisors(model.attention_heads),
             )
         if model.query_groups and model.query_groups % parallel.tensor:
             raise JobError(
                 "parallel.tensor",
                 parallel.tensor,
                 f"does not divide model.query_groups {model.query_groups}",
-                _divisors(model.query_groups),
+                divisors(model.query_groups),
             )
         if self.ffn_hidden_size % parallel.tensor:
             raise JobError(
@@ -467,7 +467,8 @@ def _provider(key: str, value: str) -> None:
         raise JobError(key, value, 'must be written "module:function"')
 
 
-def _divisors(number: int) -> list[int]:
+def divisors(number: int) -> list[int]:
+    """All of them, ascending."""
     return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab.balance.deciding.situation import Kind
-from trimtab.protocol import Job, JobError, Layout, Parallel, Setting, setting_of
+from trimtab.protocol import Job, JobError, Layout, Parallel, Setting, divisors, setting_of
 from trimtab.requeue.chain import Chain, Wanted, fingerprint
 
 
@@ -100,8 +100,8 @@ def _candidates(job: Job, world_size: int) -> Iterator[Job]:
     """
     own = job.parallel.tensor, job.parallel.pipeline, job.parallel.virtual
     sizes = [size for size in range(1, job.batch.microbatch_size + 1) if job.batch.global_batch_size % size == 0]
-    for tensor in _divisors(world_size):
-        for pipeline in _divisors(world_size // tensor):
+    for tensor in divisors(world_size):
+        for pipeline in divisors(world_size // tensor):
             for virtual in sorted({1, job.parallel.virtual}):
                 if job.model.provider and (tensor, pipeline, virtual) != own:
                     continue
@@ -153,7 +153,3 @@ def _distance(candidate: Job, job: Job) -> tuple[float, ...]:
         new.virtual != own.virtual,
         job.batch.microbatch_size - candidate.batch.microbatch_size,
     )
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from trimtab.requeue.chain import Chain
+from trimtab.requeue.chain import Attempt, Chain
 
 FILE = "attempts.json"
 VERSION = 1
@@ -69,7 +69,7 @@ def save(directory: Path, chain: Chain) -> None:
         os.close(handle)
 
 
-def _identity(attempt: Any) -> tuple[int, int, float]:
+def _identity(attempt: Attempt) -> tuple[int, int, float]:
     return attempt.job_id, attempt.restart_count, attempt.started_seconds
 
 

@@ -21,7 +21,7 @@ from trimtab.balance.pipeline.estimate import Estimate, chunk_costs, estimate
 from trimtab.balance.pipeline.memory import stage_memory_bytes
 from trimtab.balance.pipeline.schedules import SPLITTING, obstacle
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan, Schedule
-from trimtab.protocol import Balance, Layout, Shape
+from trimtab.protocol import Balance, Layout, Shape, divisors
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def configurations_of(training: Training, cluster: Cluster, space: Space) -> Ite
     for shape in _shapes(training.sizes, cluster, space):
         if training.global_batch_size % shape.data:
             continue
-        for microbatch_size in _divisors(training.global_batch_size // shape.data):
+        for microbatch_size in divisors(training.global_batch_size // shape.data):
             microbatches = training.global_batch_size // shape.data // microbatch_size
             for schedule in space.schedules:
                 for virtual in _virtuals(training.sizes.layers, shape.pipeline, schedule, space.virtual):
@@ -313,8 +313,8 @@ def configurations_of(training: Training, cluster: Cluster, space: Space) -> Ite
 
 
 def _shapes(sizes: Sizes, cluster: Cluster, space: Space) -> Iterator[Shape]:
-    for tensor in _divisors(math.gcd(sizes.attention_heads, sizes.query_groups, sizes.ffn_hidden_size, cluster.gpus)):
-        for pipeline in _divisors(cluster.gpus // tensor):
+    for tensor in divisors(math.gcd(sizes.attention_heads, sizes.query_groups, sizes.ffn_hidden_size, cluster.gpus)):
+        for pipeline in divisors(cluster.gpus // tensor):
             possible = not cluster.splits(tensor) and pipeline <= sizes.layers
             if possible and _allows(space.tensor, tensor) and _allows(space.pipeline, pipeline):
                 yield Shape(tensor, pipeline, cluster.gpus // tensor // pipeline)
@@ -344,7 +344,3 @@ def _parameters(costs: Costs) -> float:
 
 def _allows(choices: tuple[int, ...], value: int) -> bool:
     return not choices or value in choices
-
-
-def _divisors(number: int) -> list[int]:
-    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
