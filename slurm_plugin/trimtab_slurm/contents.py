@@ -64,7 +64,8 @@ class TrainingProfile:
     start_seconds: float
     end_seconds: float
     attributes: dict[str, str | int | float]
-    """shape (tensor, pipeline, data), exit_code, outcome (a sentence), trigger_ratio, window_steps, job (its JSON)."""
+    """shape (tensor, pipeline, data), nodes (text "n1,n2"), exit_code, outcome (a sentence), trigger_ratio,
+    window_steps, job (its JSON). Older files lack nodes."""
     steps: Table
     """step, time_seconds, duration_seconds, loss, gradient_norm, learning_rate, tokens, microbatch_size,
     global_batch_size, consumed_samples."""
@@ -133,8 +134,11 @@ class Profile(_Attempt):
 
     nodes: tuple[NodeProfile, ...]
     training: TrainingProfile | None
+    """Of several, the last."""
     events: tuple[Event, ...] = ()
     """Of the file itself: which parts could not be used."""
+    earlier_trainings: tuple[TrainingProfile, ...] = ()
+    """Those before `training`, oldest first: ranks may be started anew within an attempt, as on fewer nodes."""
 
     @property
     def header(self) -> Header:

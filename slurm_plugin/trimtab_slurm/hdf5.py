@@ -83,20 +83,32 @@ def reading(path: Path) -> Iterator[Any]:
 
 
 def has(group: Any, name: str) -> bool:
-    """Whether a group has a member of this name, be it a link: unlike `in`, this follows none."""
-    return bool(group.id.links.exists(name.encode()))
+    """Whether a group has a member of this name, be it a link: unlike `in`, this follows none.
+
+    Raises ValueError for what is no group.
+    """
+    return bool(_links(group).exists(name.encode()))
 
 
 def child(group: Any, name: str) -> Any:
-    """A member of a group. Raises ValueError for a link, which could lead to any file that the reader may open."""
+    """A member of a group. Raises ValueError for a link, which could lead to any file that the reader may open, and
+    for what is no group."""
     _refuse_link(group, name)
     return group[name]
+
+
+def _links(group: Any) -> Any:
+    from h5py import Group
+
+    if not isinstance(group, Group):
+        raise ValueError(f"{group.name} is no group")
+    return group.id.links
 
 
 def _refuse_link(group: Any, name: str) -> None:
     from h5py import h5l
 
-    if group.id.links.get_info(name.encode()).type != h5l.TYPE_HARD:
+    if _links(group).get_info(name.encode()).type != h5l.TYPE_HARD:
         raise ValueError(f"{group.name}/{name} is a link")
 
 

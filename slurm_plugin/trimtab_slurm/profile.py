@@ -12,6 +12,7 @@
     /training/orders/{number, step, kind, ...}     one row an order of the wrapper
     /training/checkpoints/{step, ...}              one row a checkpoint that was saved
     /training/events/{time_seconds, kind, text}
+    /earlier_trainings/<number>/...                as /training: those before it, from 1
     /events/{time_seconds, kind, text}             of the file itself
 
 A column's name ends in its unit, and its `units` attribute repeats it. A value that is not there is NaN. Times are UTC,
@@ -48,6 +49,7 @@ SCHEMA = 1
 _DEVICE_TEXTS = ("uuid", "kind", "model", "driver", "pci", "parent_uuid")
 _OPTIONAL_TABLES = ("probes", "settings", "orders", "checkpoints")
 """Of a training; missing where they would be empty, and in files of versions that did not have them."""
+_EARLIER = "earlier_trainings"
 _LATEST_SECONDS = 253_402_300_799.0
 """The end of the year 9999, and of calendars."""
 
@@ -59,7 +61,9 @@ def write(path: Path, profile: Profile) -> None:
         for node in profile.nodes:
             _write_node(nodes, node)
         if profile.training is not None:
-            _write_training(file, profile.training)
+            _write_training(file.create_group("training"), profile.training)
+        for number, training in enumerate(profile.earlier_trainings, start=1):
+            _write_training(file.create_group(f"{_EARLIER}/{number}"), training)
         _write_header(file, profile.header, profile.events)
 
 
@@ -72,12 +76,14 @@ def opened(path: Path) -> Iterator[Profile]:
     with _reading(path) as file:
         header = _read_header(file, path)
         training = _read_training(child(file, "training")) if has(file, "training") else None
+        earlier = child(file, _EARLIER) if has(file, _EARLIER) else {}
         nodes = child(file, "nodes")
         yield Profile(
             **header._fields(),
             nodes=tuple(_open_node(name, child(nodes, name)) for name in header.nodes),
             training=training,
             events=_read_events(child(file, "events")) if has(file, "events") else (),
+            earlier_trainings=tuple(_read_training(child(earlier, number)) for number in sorted(earlier, key=int)),
         )
 
 
@@ -106,7 +112,7 @@ def merge(
     `parts` with their headers, as `read_header` gives them; `unusable`: parts that have none, with the reason. A part
     that turns out to be damaged within is left out too, and an event names each of them. The attempt's time is from the
     first start to the last end. A node with two parts (its sampler was started anew) keeps all samples and events of
-    both; of two training parts the later is kept.
+    both; of several training parts the last is the file's training, the others are the earlier ones.
     """
     ordered = sorted(parts, key=lambda part: (parts[part].start_seconds, part.name))
     end_seconds = max(header.end_seconds for header in parts.values())
@@ -115,9 +121,9 @@ def merge(
         nodes = file.create_group("nodes")
         for node, holders in sorted(_holders(ordered, parts).items()):
             _merge_node(nodes, node, holders, left_out)
-        for part in reversed(ordered):
-            if part not in left_out and _merge_training(file, part, left_out):
-                break
+        for part in ordered:
+            if part not in left_out:
+                _merge_training(file, part, left_out)
         merged = replace(
             parts[ordered[0]],
             end_seconds=end_seconds,
@@ -155,15 +161,15 @@ def _merge_node(nodes: Any, node: str, holders: Sequence[Path], left_out: dict[P
         _write_node(nodes, _joined(found))
 
 
-def _merge_training(file: Any, part: Path, left_out: dict[Path, str]) -> bool:
-    """Put a part's training into the file; False where it has none that can be used."""
+def _merge_training(file: Any, part: Path, left_out: dict[Path, str]) -> None:
+    """Put a part's training into the file, if it has one; what was there becomes the latest of the earlier ones."""
     with _leaving_out(part, left_out), _reading(part) as source:
         if has(source, "training"):
             group = child(source, "training")
             _read_training(group)
+            if has(file, "training"):
+                file.move("training", f"{_EARLIER}/{len(file.get(_EARLIER, ())) + 1}")
             source.copy(group, file, "training")
-            return True
-    return False
 
 
 @contextmanager
@@ -353,8 +359,7 @@ def _read_device(device: DeviceProfile) -> DeviceProfile:
     )
 
 
-def _write_training(file: Any, training: TrainingProfile) -> None:
-    group = file.create_group("training")
+def _write_training(group: Any, training: TrainingProfile) -> None:
     for name, value in training.attributes.items():
         group.attrs[name] = clean(value) if isinstance(value, str) else value
     group.attrs["start_seconds"] = training.start_seconds

@@ -131,6 +131,35 @@ def test_the_attempts_of_a_requeued_job_are_linked_and_those_of_a_recycled_id_ar
     ]
 
 
+def test_a_node_that_is_given_back_ends_early_and_what_comes_later_still_gets_in(job, make_part):
+    """n2 is given back at 30 s; the ranks then start anew on n1, and the part of n1 comes when the job has ended."""
+    (job / "parts/n1-a.h5").unlink()
+    write(job / "parts/training-1.h5", make_part("", 1.0, 29.0))
+    write(job / "parts/n2-a.h5", make_part("n2", 0.0, 30.0))
+    (path,) = collect_job(job)
+    assert (read(path).missing_nodes, read(path).earlier_trainings) == (("n1",), ())
+    write(job / "parts/training-2.h5", make_part("", 31.0, 599.0, expected=("n1",)))
+    assert collect_job(job) == [path]
+    assert len(read(path).earlier_trainings) == 1
+    write(job / "parts/n1-a.h5", make_part("n1", 0.0, 600.0))
+    assert collect_job(job) == [path]
+    whole = read(path)
+    assert (whole.expected_nodes, whole.missing_nodes) == (("n1", "n2"), ())
+    assert [node.end_seconds - whole.start_seconds for node in whole.nodes] == [600.0, 30.0]
+    first, last = (*whole.earlier_trainings, whole.training)
+    assert [each.start_seconds - whole.start_seconds for each in (first, last)] == [1.0, 31.0]
+
+
+def test_trainings_that_are_far_apart_are_one_attempt_once_the_node_that_spans_them_is_there(job, make_part):
+    (job / "parts/n1-a.h5").unlink()
+    for number, start in enumerate((0.0, 1000.0)):
+        write(job / f"parts/training-{number}.h5", make_part("", start, start + 60, expected=("n1",)))
+    assert len(collect_job(job)) == 2
+    write(job / "parts/n1-a.h5", make_part("n1", 0.0, 2000.0, expected=("n1",)))
+    (path,) = collect_job(job)
+    assert len(read(path).earlier_trainings) == 1
+
+
 def test_an_attempt_whose_parts_are_gone_keeps_its_place(job, make_part):
     (first,) = collect_job(job)
     (job / "parts/n1-a.h5").unlink()

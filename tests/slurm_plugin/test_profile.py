@@ -260,6 +260,54 @@ def test_merging_keeps_every_part_as_it_is(tmp_path, make_part, assert_same, mer
     assert_same(whole.training, parts[""].training)
 
 
+def test_all_trainings_of_an_attempt_are_kept_in_the_order_of_their_start(tmp_path, make_part, assert_same, merge):
+    parts = [make_part("", start, start + 1) for start in range(12)]
+    for place, part in enumerate(parts):
+        write(tmp_path / f"part-{-place}.h5", part)
+    write(tmp_path / "part-n1.h5", make_part())
+    assert merge() == {}
+    whole = read(tmp_path / "whole.h5")
+    *earlier, last = [part.training for part in parts]
+    assert_same(whole.training, last)
+    assert_same(whole.earlier_trainings, tuple(earlier))
+    with h5py.File(tmp_path / "whole.h5") as file:
+        assert set(file["earlier_trainings"]) == {str(number) for number in range(1, 12)}
+        assert file["earlier_trainings/2"].keys() == file["training"].keys()
+    write(tmp_path / "again.h5", whole)
+    assert_same(read(tmp_path / "again.h5"), whole)
+
+
+def test_an_attempt_of_one_training_has_no_earlier_ones(tmp_path, make_part, merge):
+    write(tmp_path / "part-.h5", make_part(""))
+    merge()
+    with h5py.File(tmp_path / "whole.h5") as file:
+        assert set(file) == {"events", "nodes", "training"}
+    assert read(tmp_path / "whole.h5").earlier_trainings == ()
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_damaged_training_costs_only_itself(tmp_path, make_part, assert_same, merge, damage_values, place):
+    parts = [make_part("", start) for start in (0.0, 10.0, 20.0)]
+    for number, part in enumerate(parts):
+        write(tmp_path / f"part-{number}.h5", part)
+    damage_values(tmp_path / f"part-{place}.h5", "training/steps/loss")
+    assert [path.name for path in merge()] == [f"part-{place}.h5"]
+    whole = read(tmp_path / "whole.h5")
+    first, last = (part.training for number, part in enumerate(parts) if number != place)
+    assert_same((whole.earlier_trainings, whole.training), ((first,), last))
+
+
+@pytest.mark.parametrize("name", ["nodes", "training", "earlier_trainings"])
+def test_values_where_a_group_should_be_are_refused(tmp_path, make_part, name):
+    write(tmp_path / "x.h5", make_part())
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        file.pop(name, None)
+        file[name] = np.array([b"1", b"2"])
+        file[name].attrs.update({"start_seconds": 0.0, "end_seconds": 1.0})
+    with pytest.raises(ProfileError, match=rf"x\.h5 is no profile, or damaged: /{name} is no group"):
+        read(tmp_path / "x.h5")
+
+
 @pytest.mark.parametrize("name", ["probes", "settings", "orders", "checkpoints"])
 def test_files_of_versions_that_lacked_a_table_have_an_empty_one(tmp_path, make_part, name):
     part = make_part("")

@@ -217,6 +217,7 @@ class Account:
                 "tensor": identity.tensor,
                 "pipeline": identity.pipeline,
                 "data": identity.data,
+                "nodes": ",".join(identity.nodes),
                 "exit_code": self._exit_code,
                 "outcome": self._outcome,
                 "trigger_ratio": self._job.balance.trigger_ratio,

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from trimtab.report.advice import findings
 from trimtab.report.chain import Run, linked, run_of
 from trimtab.report.summarize import outcome, shape_name, summarize
 from trimtab.report.summary import Attempt, Summary
+from trimtab.report.trainings import number_of_trainings, only
 from trimtab_slurm import collect, merging, profile, settings
 from trimtab_slurm.contents import Profile, ProfileError
 from trimtab_slurm.settings import SettingsError
@@ -24,16 +25,28 @@ class ReportError(Exception):
 
 @dataclass(frozen=True)
 class Recorded:
-    """One attempt, summed up."""
+    """One attempt, summed up: of several trainings in one file, one of them."""
 
     file: Path
+    training: int
+    """Its place among those of the file, from 0."""
     summary: Summary
 
     @contextmanager
     def profile(self) -> Iterator[Profile]:
         """What it was summed up from, as `trimtab_slurm.profile.opened` gives it. Raises ReportError."""
         with _opened(self.file) as found:
-            yield found
+            yield only(found, self.training)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """One training of a file in short."""
+
+    file: Path
+    place: int
+    attempt: Attempt
+    run: Run | None
 
 
 def load(target: str, attempt: str | None, profiles: Path | None) -> list[Recorded]:
@@ -42,29 +55,32 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
     `target` is a job id or a profile; `attempt` a number from 1, "all", or None for the newest; `profiles` is where
     to look instead of the node's and the user's own profile root. Raises ReportError.
     """
-    if not re.fullmatch(r"[0-9]+", target):
-        if attempt is not None:
-            raise ReportError(f"{target}: --attempt goes with a job id; a file holds one attempt")
-        return [_read(Path(target))]
-    files, earlier = _files(int(target), profiles)
+    is_job = re.fullmatch(r"[0-9]+", target) is not None
+    files, earlier = _files(int(target), profiles) if is_job else ([Path(target)], [])
+    found: list[_Training] = []
+    for file in files:
+        found += _trainings(file, len(found) + 1)
     if attempt is None:
-        chosen = files[-1:]
+        chosen = [len(found)]
     elif attempt == "all":
-        chosen = files
-    elif attempt.isdecimal() and 1 <= int(attempt) <= len(files):
-        chosen = [files[int(attempt) - 1]]
+        chosen = [*range(1, len(found) + 1)]
+    elif attempt.isdecimal() and 1 <= int(attempt) <= len(found):
+        chosen = [int(attempt)]
     else:
         others = f"; of an earlier job of this id, name the file: {', '.join(map(str, earlier))}" if earlier else ""
-        raise ReportError(f"job {target} has no attempt {attempt}; choose from 1 to {len(files)}, or all{others}")
-    wanted = {file: _read(file) for file in chosen}
-    attempts, chain = linked(*_attempts(files))
+        named = f"job {target}" if is_job else target
+        raise ReportError(f"{named} has no attempt {attempt}; choose from 1 to {len(found)}, or all{others}")
+    wanted = [_read(found[number - 1]) for number in chosen]
+    if not is_job and len(found) == 1:
+        return wanted
+    attempts, chain = linked([each.attempt for each in found], [each.run for each in found])
 
-    def placed(recorded: Recorded) -> Recorded:
-        number = files.index(recorded.file) + 1
-        summary = replace(recorded.summary, attempts=attempts, chain=chain, attempt_number=number)
+    def placed(recorded: Recorded, number: int) -> Recorded:
+        previous = found[number - 2].file.name if number > 1 else recorded.summary.previous
+        summary = replace(recorded.summary, attempts=attempts, chain=chain, attempt_number=number, previous=previous)
         return replace(recorded, summary=replace(summary, findings=findings(summary)))
 
-    return [placed(recorded) for recorded in wanted.values()]
+    return [placed(*each) for each in zip(wanted, chosen, strict=True)]
 
 
 def _files(job_id: int, profiles: Path | None) -> tuple[list[Path], list[Path]]:
@@ -119,9 +135,9 @@ def _merged(directory: Path) -> list[Path]:
     return merging.collect_job(directory)
 
 
-def _read(file: Path) -> Recorded:
-    with _opened(file) as found:
-        return Recorded(file, summarize(found))
+def _read(found: _Training) -> Recorded:
+    with _opened(found.file) as profile:
+        return Recorded(found.file, found.place, summarize(only(profile, found.place)))
 
 
 @contextmanager
@@ -133,24 +149,19 @@ def _opened(file: Path) -> Iterator[Profile]:
         raise ReportError(str(error)) from error
 
 
-def _attempts(files: Sequence[Path]) -> tuple[list[Attempt], list[Run | None]]:
-    """All attempts in short, and the steps of each. One that cannot be read does not hide the others."""
-    attempts: list[Attempt] = []
-    runs: list[Run | None] = []
-    for number, file in enumerate(files, start=1):
-        try:
-            with _opened(file) as found:
-                attempt, run = _attempt(number, file, found), run_of(found.training) if found.training else None
-        except ReportError as error:
-            attempt, run = Attempt(number, None, None, "damaged", str(error), str(file)), None
-        attempts.append(attempt)
-        runs.append(run)
-    return attempts, runs
+def _trainings(file: Path, number: int) -> list[_Training]:
+    """All of a file, at least one, numbered from `number` on. A file that cannot be read does not hide the others."""
+    try:
+        with _opened(file) as found:
+            return [_training(file, place, number + place, found) for place in range(number_of_trainings(found))]
+    except ReportError as error:
+        return [_Training(file, 0, Attempt(number, None, None, "damaged", str(error), str(file)), None)]
 
 
-def _attempt(number: int, file: Path, found: Profile) -> Attempt:
+def _training(file: Path, place: int, number: int, profile: Profile) -> _Training:
+    found = only(profile, place)
     end = outcome(found)
-    return Attempt(
+    attempt = Attempt(
         number=number,
         start_seconds=found.start_seconds,
         duration_seconds=found.end_seconds - found.start_seconds,
@@ -160,3 +171,4 @@ def _attempt(number: int, file: Path, found: Profile) -> Attempt:
         nodes=found.expected_nodes,
         shape=shape_name(found.training) if found.training else "",
     )
+    return _Training(file, place, attempt, run_of(found.training) if found.training else None)
