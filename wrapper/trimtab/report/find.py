@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,21 +52,17 @@ class _Training:
 def load(target: str, attempt: str | None, profiles: Path | None) -> list[Recorded]:
     """The attempts that a report is wanted of, at least one, each with the chain that it belongs to.
 
-    `target` is a job id or a profile; `attempt` a number from 1, "all", or None for the newest; `profiles` is where
-    to look instead of the node's and the user's own profile root. Raises ReportError.
+    Each training counts as an attempt, of which a file may hold several. `target` is a job id or a profile; `attempt` a
+    number from 1, "all", or None for the newest; `profiles` is where to look instead of the node's and the user's own
+    profile root. A file of one training is read as it is, without the chain. Raises ReportError.
     """
     is_job = re.fullmatch(r"[0-9]+", target) is not None
     files, earlier = _files(int(target), profiles) if is_job else ([Path(target)], [])
     found: list[_Training] = []
     for file in files:
         found += _trainings(file, len(found) + 1)
-    if attempt is None:
-        chosen = [len(found)]
-    elif attempt == "all":
-        chosen = [*range(1, len(found) + 1)]
-    elif attempt.isdecimal() and 1 <= int(attempt) <= len(found):
-        chosen = [int(attempt)]
-    else:
+    chosen = _chosen(attempt, len(found))
+    if not chosen:
         others = f"; of an earlier job of this id, name the file: {', '.join(map(str, earlier))}" if earlier else ""
         named = f"job {target}" if is_job else target
         raise ReportError(f"{named} has no attempt {attempt}; choose from 1 to {len(found)}, or all{others}")
@@ -81,6 +77,15 @@ def load(target: str, attempt: str | None, profiles: Path | None) -> list[Record
         return replace(recorded, summary=replace(summary, findings=findings(summary)))
 
     return [placed(*each) for each in zip(wanted, chosen, strict=True)]
+
+
+def _chosen(attempt: str | None, count: int) -> Sequence[int]:
+    """The numbers, from 1 to `count`, of those that are asked for; empty: there is none of this number."""
+    if attempt is None:
+        return [count]
+    if attempt == "all":
+        return range(1, count + 1)
+    return [int(attempt)] if attempt.isdecimal() and 1 <= int(attempt) <= count else []
 
 
 def _files(job_id: int, profiles: Path | None) -> tuple[list[Path], list[Path]]:

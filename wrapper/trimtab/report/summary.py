@@ -249,7 +249,7 @@ class Event:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One run of the job, as the chain of attempts lists it."""
+    """One training of the job, as the chain of attempts lists it; of a run of Slurm's without one, the run itself."""
 
     number: int
     """From 1, in the order of their start."""
@@ -353,13 +353,13 @@ class Summary:
     findings: tuple[Finding, ...]
     """At least one."""
     attempts: tuple[Attempt, ...] = ()
-    """The chain that this attempt belongs to; empty where only a file was read."""
+    """The chain that this attempt belongs to; empty where only a file of one training was read."""
     chain: Chain | None = None
-    """The chain as one run; None where only a file was read, or where there is one attempt."""
+    """The chain as one run; None where it is not known, or where there is one attempt."""
     attempt_number: int = 0
     """Its place in the chain, from 1; 0 where neither the chain nor the file says."""
     previous: str = ""
-    """Name of the file of the attempt before; empty where there is none."""
+    """Name of the file of the attempt before, which may be the same; empty where there is none."""
 
 
 def to_json(summaries: Sequence[Summary]) -> str:
