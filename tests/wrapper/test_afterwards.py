@@ -155,7 +155,8 @@ def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
     [
         (LARGE, 0, 3),
         (LARGE, 1, None),  # which takes the lost one's place
-        (replace(LARGE, batch=Batch(2, 16)), 0, None),  # no equal shares for three replicas: wait for the node
+        (replace(LARGE, batch=Batch(2, 16)), 0, 3),  # of shares that are not equal
+        (replace(LARGE, batch=Batch(4, 8)), 0, None),  # two microbatches are none for the third: wait for the node
         # three might not have room
         (replace(LARGE, parallel=Parallel(pipeline=2, distributed_optimizer=True)), 0, None),
     ],

@@ -13,7 +13,6 @@ from trimtab.balance.deciding.search import Configuration, Outcome
 from trimtab.balance.deciding.situation import Fault, Kind, Shapes, Situation, Toll
 from trimtab.balance.deciding.words import split_text
 from trimtab.balance.pipeline.estimate import estimate
-from trimtab.balance.pipeline.schedules import obstacle
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Layout, Shape
 
@@ -272,7 +271,6 @@ def test_spare_nodes_take_the_places_of_as_many_slow_ones():
 @pytest.mark.parametrize(
     ("state", "obstacle"),
     [
-        (four_nodes(microbatches=4), "3 nodes: 16 microbatches are no equal shares for 3 replicas"),
         (four_nodes(replicas=2, ranks_per_node=1), "3 nodes, 3 ranks: no whole number of replicas of TP1 x PP2"),
         (four_nodes(replicas=1, ranks_per_node=1), "1 node, 1 rank: no whole number of replicas of TP1 x PP2"),
         (four_nodes(ranks_per_node=3), "its nodes have unequal numbers of ranks"),
@@ -287,16 +285,31 @@ def test_why_a_job_does_not_go_on_with_fewer_nodes(state, obstacle):
     assert found(Kind.FEWER, state).obstacle == obstacle
 
 
-def test_interleaved_chunks_need_whole_groups_on_fewer_nodes_too():
-    """Of two stages: two replicas can take 6 microbatches each, and not 3."""
+def test_a_batch_that_fewer_replicas_cannot_share_equally_takes_as_long_as_the_largest_share():
+    fewer = found(Kind.FEWER, four_nodes(microbatches=4))
+    assert fewer.change == "without n2, on 3 nodes: TP1 x PP2 x DP3, microbatches 6, 2 x 5"
+    assert fewer.plan.microbatches == (6, 5, 5)
+    # (6 + 1) x 1.2 s, after 4 x 3.0 s on the slow node, which waits 0.2 s for a backward.
+    assert fewer.gain_ratio == pytest.approx(1 - 8.4 / 12.2, rel=1e-12)
+    assert (fewer.obstacle, fewer.doubt) == ("", "")
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, (6, 6)), (2, (4, 2))])
+def test_interleaved_chunks_go_on_in_whole_groups_on_fewer_nodes_too(before, after):
+    """Of two stages: 6 microbatches are three groups of 2."""
     state = four_nodes(replicas=3)
-    plan = dataclasses.replace(state.plan, layout=Layout((2,) * 4, 2), schedule=Schedule.INTERLEAVED)
-    can, cannot = (
-        found(Kind.FEWER, dataclasses.replace(state, plan=dataclasses.replace(plan, microbatches=(count,) * 3)))
-        for count in (4, 2)
+    plan = dataclasses.replace(
+        state.plan, layout=Layout((2,) * 4, 2), schedule=Schedule.INTERLEAVED, microbatches=(before,) * 3
     )
-    assert can.plan.microbatches == (6, 6)
-    assert cannot.obstacle == f"2 nodes: {obstacle(Schedule.INTERLEAVED, 2, 2, 3)}"
+    assert found(Kind.FEWER, dataclasses.replace(state, plan=plan)).plan.microbatches == after
+
+
+def test_another_schedule_is_weighed_with_the_shares_that_it_would_begin_with():
+    """12 microbatches are three groups of 4, which two replicas cannot share equally; 4 are one, which is too few."""
+    state = situation(layers=16, shares=(4,) * 4, speeds=np.ones((2, 4)), microbatches=6)
+    assert found(Kind.SCHEDULE, state).plan.microbatches == (8, 4)
+    few = dataclasses.replace(state, plan=dataclasses.replace(state.plan, microbatches=(2, 2)))
+    assert found(Kind.SCHEDULE, few).obstacle == "the ranks have no other that fits these layers and microbatches"
 
 
 SHARDED = dataclasses.replace(MEMORY, shards=4)
@@ -340,7 +353,7 @@ def test_fewer_nodes_run_the_whole_batch_on_all_of_their_ranks(
     if not fewer.obstacle:
         shares = fewer.plan.microbatches
         assert sum(shares) == replicas * microbatches
-        assert len(set(shares)) == 1
+        assert max(shares) - min(shares) <= 1
         assert len(shares) * stages == fewer.nodes * ranks_per_node < replicas * stages
         assert fewer.plan.layout.stages == stages
 

@@ -1,9 +1,20 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trimtab import jobfile
-from trimtab.protocol import Job, JobError, Shape, job_from_dict, job_from_json, job_to_json
+from trimtab.protocol import (
+    Job,
+    JobError,
+    Shape,
+    even_shares,
+    job_from_dict,
+    job_from_json,
+    job_to_json,
+    setting_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,15 +107,46 @@ def test_a_world_size_that_does_not_match_is_refused():
     assert job.shape(8) == Shape(2, 2, 2)
 
 
-def test_a_batch_that_replicas_cannot_share_is_refused():
-    with pytest.raises(JobError, match="is not a multiple of microbatch_size 2 x 3 replicas"):
-        Job().shape(3)
+def test_a_batch_need_not_be_a_multiple_of_the_replicas():
+    assert Job().shape(3) == Shape(1, 1, 3)
+    assert Job().shares(3) == (3, 3, 2)
+    assert setting_of(Job(), Shape(1, 1, 3)).microbatches == (3, 3, 2)
 
 
-def test_the_interleaved_schedule_wants_a_multiple_of_the_stages():
-    job = job_from_dict({"parallel": {"pipeline": 4, "virtual": 2}, "batch": {"global_batch_size": 12}})
-    with pytest.raises(JobError, match="gives 6 microbatches a replica"):
-        job.shape(4)
+def test_a_batch_that_leaves_a_replica_without_a_microbatch_is_refused():
+    with pytest.raises(JobError) as refusal:
+        Job().shape(9)
+    assert str(refusal.value) == (
+        "batch.global_batch_size = 16: its 8 microbatches are fewer than 1 for each of 9 replicas; "
+        "take a multiple of 2, 18 or more"
+    )
+
+
+def test_the_interleaved_schedule_wants_a_multiple_of_the_stages_for_each_replica():
+    parallel, batch = {"pipeline": 4, "virtual": 2}, {"global_batch_size": 24}
+    assert job_from_dict({"parallel": parallel, "batch": batch}).shares(2) == (8, 4)
+    with pytest.raises(JobError, match=r"12 microbatches are fewer than 4 for each of 4 replicas.* of 8, 32 or more$"):
+        job_from_dict({"parallel": parallel, "batch": batch}).shape(16)
+    with pytest.raises(JobError) as refusal:
+        job_from_dict({"parallel": parallel, "batch": {"global_batch_size": 12}}).shape(4)
+    assert str(refusal.value) == (
+        "batch.global_batch_size = 12: its 6 microbatches are no multiple of 4, as the interleaved schedule of 4 "
+        "stages needs; take a multiple of 8"
+    )
+
+
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 8))
+def test_shares_are_as_equal_as_multiples_can_be(microbatches, replicas, multiple):
+    try:
+        shares = even_shares(microbatches, replicas, multiple)
+    except ValueError:
+        assert microbatches % multiple or microbatches < replicas * multiple
+        return
+    assert (len(shares), sum(shares)) == (replicas, microbatches)
+    assert not any(share % multiple for share in shares)
+    assert min(shares) > 0
+    assert shares[0] - shares[-1] in (0, multiple)
+    assert list(shares) == sorted(shares, reverse=True)
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_an_edited_job_file_voids_the_wish():
         (3, "TP1 x PP3 x DP1", 2),  # fewer ranks than stages: as many stages as there are ranks
         (6, "TP1 x PP6 x DP1", 2),  # no fewer ranks for the model than the user thought it needs
         (5, "TP1 x PP5 x DP1", 2),
-        (12, "TP1 x PP6 x DP2", 2),  # 3 replicas divide no batch of 16
+        (12, "TP1 x PP4 x DP3", 2),  # of unequal shares
         (32, "TP1 x PP4 x DP8", 2),
         (64, "TP1 x PP4 x DP16", 1),  # too many replicas for microbatches of 2
     ],
@@ -94,6 +94,7 @@ def test_the_nearest_shape_is_taken_where_the_job_file_does_not_fit(world_size, 
     begin = beginning(Chain(), JOB, world_size)
     assert str(begin.job.shape(world_size)) == shape
     assert begin.job.batch == Batch(microbatch_size, 16)
+    assert begin.told.startswith("microbatches") == (world_size == 12)
     assert bool(begin.told) == (world_size != 32)
 
 
@@ -104,6 +105,49 @@ def test_why_the_nearest_shape_is_run_is_told():
     assert beginning(Chain(), JOB, 64).told == (
         "TP1 x PP4 x DP16 with microbatches of 1: the job file's TP1 x PP4 does not fit 64 ranks, this is the nearest"
     )
+
+
+@pytest.mark.parametrize(
+    ("job", "world_size", "told"),
+    [
+        (
+            Job(batch=Batch(1, 16)),
+            3,
+            "microbatches 6, 2 x 5: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about "
+            "11.1% of a step; 15 or 18 would not",
+        ),
+        (  # filling and draining four stages is the same for all
+            JOB,
+            12,
+            "microbatches 2 x 3, 2: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about 5.6% "
+            "of a step; 12 or 18 would not",
+        ),
+        (
+            Job(batch=Batch(2, 6)),
+            2,
+            "microbatches 2, 1: batch.global_batch_size 6 gives 2 replicas unequal shares, which costs about 25.0% of "
+            "a step; 4 or 8, or microbatches of 1, would not",
+        ),
+        (
+            Job(parallel=Parallel(pipeline=2, virtual=2), batch=Batch(1, 6)),
+            4,
+            "microbatches 4, 2: batch.global_batch_size 6 gives 2 replicas unequal shares, which costs about 22.2% of "
+            "a step; 4 or 8 would not",
+        ),
+    ],
+)
+def test_what_unequal_shares_cost_is_told_and_what_would_be_equal(job, world_size, told):
+    begin = beginning(Chain(), job, world_size)
+    assert (begin.job, begin.told) == (job, told)
+
+
+def test_unequal_shares_are_told_of_a_wanted_shape_too_unless_they_are_wanted_so():
+    job = replace(JOB, batch=Batch(1, 16))
+    for shares, told in ((6, 5, 5), True), ((5, 5, 6), False):
+        chain = _wanted(Parallel(pipeline=2), Setting(Layout((6, 6), 2), shares, (0, 0)), job, job.batch)
+        begin = beginning(chain, job, 6)
+        assert begin.setting.microbatches == shares
+        assert ("unequal shares" in begin.told) is told
 
 
 def test_tensor_parallelism_stays_where_it_can_and_goes_with_sequence_parallelism():

@@ -10,7 +10,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.protocol import Layout
+from trimtab.protocol import Layout, even_shares
 
 Floats = npt.NDArray[np.float64]
 Place = tuple[int, int]
@@ -95,6 +95,10 @@ class Schedule(StrEnum):
     ZERO_BUBBLE_2 = "zb-h2"
     """Likewise, with up to twice the activations."""
 
+    def microbatch_multiple(self, stages: int) -> int:
+        """Of which each replica's microbatches are a multiple."""
+        return stages if self is Schedule.INTERLEAVED else 1
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -106,6 +110,12 @@ class Plan:
     """[R] of each replica in one step."""
     recomputed_layers: tuple[int, ...]
     """[S] how many layers of each stage are recomputed in the backward, counted from its first."""
+
+    @property
+    def even_microbatches(self) -> tuple[int, ...]:
+        """[R] as many, in the shares with which an attempt begins."""
+        multiple = self.schedule.microbatch_multiple(self.layout.stages)
+        return even_shares(sum(self.microbatches), len(self.microbatches), multiple)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from trimtab.protocol.messages import (
     setting_from,
 )
 from trimtab.protocol.setting import Setting, setting_of
+from trimtab.protocol.shares import even_shares
 from trimtab.protocol.tables import job_from_dict, job_from_json, job_to_json
 
 __all__ = [
@@ -63,6 +64,7 @@ __all__ = [
     "decode",
     "divisors",
     "encode",
+    "even_shares",
     "job_from_dict",
     "job_from_json",
     "job_to_json",

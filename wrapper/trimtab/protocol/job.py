@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from trimtab.protocol.shares import even_shares
+
 
 class JobError(ValueError):
     """A job that cannot run: names the key, its value, the reason, and the valid choices where there are any."""
@@ -115,6 +117,11 @@ class Parallel:
             )
         if self.layout and "" in parts:
             raise JobError("parallel.layout", self.layout, "has an empty stage: its ranks would wait for ever")
+
+    @property
+    def microbatch_multiple(self) -> int:
+        """Of which each replica's microbatches are a multiple: the interleaved schedule takes one a stage at once."""
+        return self.pipeline if self.virtual > 1 else 1
 
 
 @dataclass(frozen=True)
@@ -428,21 +435,25 @@ class Job:
                 f"needs a multiple of {tensor * pipeline} ranks, but the allocation gives {world_size}",
             )
         data = world_size // (tensor * pipeline)
-        if self.batch.global_batch_size % (self.batch.microbatch_size * data):
-            raise JobError(
-                "batch.global_batch_size",
-                self.batch.global_batch_size,
-                f"is not a multiple of microbatch_size {self.batch.microbatch_size} x {data} replicas",
-            )
-        microbatches = self.batch.global_batch_size // (self.batch.microbatch_size * data)
-        if self.parallel.virtual > 1 and microbatches % pipeline:
-            raise JobError(
-                "batch.global_batch_size",
-                self.batch.global_batch_size,
-                f"gives {microbatches} microbatches a replica; the interleaved schedule needs a multiple of "
-                f"parallel.pipeline {pipeline}",
-            )
+        self.shares(data)
         return Shape(tensor, pipeline, data)
+
+    def shares(self, replicas: int) -> tuple[int, ...]:
+        """[R] microbatches of a step that each replica begins with: as equal as can be.
+
+        Raises JobError where they are too few, or no whole groups for the interleaved schedule.
+        """
+        size, multiple = self.batch.microbatch_size, self.parallel.microbatch_multiple
+        try:
+            return even_shares(self.batch.global_batch_size // size, replicas, multiple)
+        except ValueError as error:
+            schedule = f", as the interleaved schedule of {multiple} stages needs" if multiple > 1 else ""
+            least = f", {size * multiple * replicas} or more" if replicas > 1 else ""
+            raise JobError(
+                "batch.global_batch_size",
+                self.batch.global_batch_size,
+                f"its {error}{schedule}; take a multiple of {size * multiple}{least}",
+            ) from error
 
 
 def _positive(section: object, name: str, *keys: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from trimtab.protocol.job import Job, JobError, Shape
 from trimtab.protocol.layout import Layout, layout_of
+from trimtab.protocol.shares import even_shares
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,12 @@ class Setting:
         )
         text = f"layers {'|'.join(map(str, self.layout.layers))}, microbatches {microbatches}"
         return f"{text}, recomputed {recomputed}" if any(self.recomputed_layers) else text
+
+    @property
+    def even(self) -> bool:
+        """Whether microbatches are shared out as a run begins: as equally as can be, which need not be equally."""
+        multiple = self.layout.stages if self.layout.virtual > 1 else 1
+        return self.microbatches == even_shares(sum(self.microbatches), len(self.microbatches), multiple)
 
     def obstacle(self, job: Job, shape: Shape) -> str:
         """Why ranks of this job and shape cannot run it; empty: they can."""
@@ -54,10 +61,10 @@ class Setting:
 
 
 def setting_of(job: Job, shape: Shape) -> Setting:
-    """What a run of this job begins with. Raises JobError where it asks for more recomputed layers than there are."""
-    count = job.batch.global_batch_size // (job.batch.microbatch_size * shape.data)
+    """What a run of this job begins with. Raises JobError where microbatches cannot be shared out, or where it asks for
+    more recomputed layers than there are."""
     recomputed_layers = job.parallel.recomputed_layers or (0,) * shape.pipeline
-    setting = Setting(layout_of(job), (count,) * shape.data, recomputed_layers)
+    setting = Setting(layout_of(job), job.shares(shape.data), recomputed_layers)
     if obstacle := setting.obstacle(job, shape):
         raise JobError("parallel.recomputed_layers", list(recomputed_layers), obstacle)
     return setting

@@ -116,7 +116,7 @@ def weigh(found: Sequence[Candidate], situation: Situation, policy: Balance, led
 
 def asks(situation: Situation, policy: Balance) -> str:
     """Why a better plan is looked for; empty: nothing asks for one."""
-    shifted = len(set(situation.plan.microbatches)) > 1  # with unequal shares, healthy replicas are apart
+    shifted = situation.plan.microbatches != situation.plan.even_microbatches  # then healthy replicas are apart
     if situation.triggered and (situation.fault.cause != "none" or shifted):
         return "the stages are apart"
     if situation.relieved and situation.fault.cause == "hardware":

@@ -12,7 +12,7 @@ from trimtab.balance.deciding.words import counts_text, split_text
 from trimtab.balance.layouts.partition import NoLayout
 from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.pipeline.memory import stage_memory_bytes
-from trimtab.balance.plan import Plan, Schedule
+from trimtab.balance.plan import Plan
 from trimtab.protocol import Layout
 
 
@@ -63,7 +63,7 @@ def balanced_microbatches(situation: Situation) -> tuple[int, ...]:
     The interleaved schedule takes as many at once as there are stages.
     """
     plan, stages = situation.plan, situation.plan.layout.stages
-    unit = stages if plan.schedule is Schedule.INTERLEAVED else 1
+    unit = plan.schedule.microbatch_multiple(stages)
     few, many = (_pipeline_seconds(situation, count) for count in (2 * stages, 4 * stages))
     slope = [(more - less) / (2 * stages) for less, more in zip(few, many, strict=True)]
     shares = [unit] * len(plan.microbatches)

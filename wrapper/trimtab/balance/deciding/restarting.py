@@ -9,13 +9,12 @@ import numpy as np
 
 from trimtab.balance.deciding.outlook import Candidate, Outlook, best_plan, fastest, fullest, recompute_mode
 from trimtab.balance.deciding.situation import Kind, Situation
-from trimtab.balance.deciding.words import node_count, split_text
+from trimtab.balance.deciding.words import counts_text, node_count, split_text
 from trimtab.balance.layouts.equal_layers import spread
 from trimtab.balance.layouts.partition import NoLayout
 from trimtab.balance.pipeline.memory import stage_memory_bytes
-from trimtab.balance.pipeline.schedules import obstacle
 from trimtab.balance.plan import Part, Plan, Schedule
-from trimtab.protocol import Shape
+from trimtab.protocol import Shape, even_shares
 
 MOST_VIRTUAL = 4
 """Chunks a stage that are tried: each one more costs as many messages again, and saves less of the bubble."""
@@ -28,9 +27,9 @@ def other_schedule(outlook: Outlook) -> Candidate:
     if outlook.situation.unsplit:
         return Candidate(kind=Kind.SCHEDULE, obstacle=outlook.situation.unsplit)
     found, obstacles = [], []
-    for schedule, virtual in _other_schedules(outlook.situation):
+    for schedule, virtual, microbatches in _other_schedules(outlook.situation):
         try:
-            other = _rescheduled(outlook.situation, schedule, virtual)
+            other = _rescheduled(outlook.situation, schedule, virtual, microbatches)
         except NoLayout as error:
             obstacles.append(str(error))
             continue
@@ -44,33 +43,35 @@ def other_schedule(outlook: Outlook) -> Candidate:
     return replace(best, doubt=_unknown_messages(outlook.situation, best.plan))
 
 
-def _rescheduled(situation: Situation, schedule: Schedule, virtual: int) -> Plan:
+def _rescheduled(situation: Situation, schedule: Schedule, virtual: int, microbatches: tuple[int, ...]) -> Plan:
     """With the best layout of even chunks for another schedule, which takes all layers for typical ones.
 
     Raises NoLayout.
     """
-    plan = situation.plan
     layout, recomputed_layers = spread(
         replace(situation.costs, layers=(_mean(situation.costs.layers),) * len(situation.costs.layers)),
         situation.memory,
         situation.hardware,
         schedule=schedule,
-        stages=plan.layout.stages,
+        stages=situation.plan.layout.stages,
         virtual=virtual,
-        microbatches=max(plan.microbatches),
+        microbatches=max(microbatches),
     )
-    return replace(plan, layout=layout, schedule=schedule, recomputed_layers=recomputed_layers)
+    return Plan(layout, schedule, microbatches, recomputed_layers)
 
 
-def _other_schedules(situation: Situation) -> Iterator[tuple[Schedule, int]]:
-    """Schedules and chunks a stage that the ranks can run, and do not."""
+def _other_schedules(situation: Situation) -> Iterator[tuple[Schedule, int, tuple[int, ...]]]:
+    """Schedules and chunks a stage that the ranks can run, and do not, with the microbatches that they begin with."""
     plan, stages = situation.plan, situation.plan.layout.stages
+    most = min(MOST_VIRTUAL, len(situation.costs.layers) // stages)
     for schedule in situation.schedules:
-        most = min(MOST_VIRTUAL, len(situation.costs.layers) // stages)
+        try:
+            microbatches = replace(plan, schedule=schedule).even_microbatches
+        except ValueError:  # no whole groups for each replica
+            continue
         for virtual in range(2, most + 1) if schedule is Schedule.INTERLEAVED else (1,):
-            possible = not any(obstacle(schedule, stages, virtual, count) for count in set(plan.microbatches))
-            if possible and (schedule, virtual) != (plan.schedule, plan.layout.virtual):
-                yield schedule, virtual
+            if (schedule, virtual) != (plan.schedule, plan.layout.virtual):
+                yield schedule, virtual, microbatches
 
 
 def _unknown_messages(situation: Situation, plan: Plan | None) -> str:
@@ -133,6 +134,8 @@ def fewer_nodes(outlook: Outlook) -> Candidate:
     if isinstance(fewer, str):
         return Candidate(kind=Kind.FEWER, obstacle=fewer)
     change = f"without {', '.join(slow)}, on {node_count(nodes)}: {fewer.shape}"
+    if len(set(fewer.plan.microbatches)) > 1:
+        change += f", microbatches {counts_text(fewer.plan.microbatches)}"
     return _best_on(fewer, outlook, Kind.FEWER, change, exclude=slow, nodes=nodes)
 
 
@@ -153,18 +156,13 @@ def _on(nodes: int, speed: float, situation: Situation) -> Situation | str:
     if unused:
         on = f"{node_count(nodes)}, {ranks} rank{'' if ranks == 1 else 's'}"
         return f"{on}: no whole number of replicas of TP{shape.tensor} x PP{shape.pipeline}"
-    total = sum(plan.microbatches)
-    microbatches, over = divmod(total, replicas)
-    if over:
-        return f"{node_count(nodes)}: {total} microbatches are no equal shares for {replicas} replicas"
-    if impossible := obstacle(plan.schedule, plan.layout.stages, plan.layout.virtual, microbatches):
-        return f"{node_count(nodes)}: {impossible}"
+    multiple = plan.schedule.microbatch_multiple(plan.layout.stages)
     shards = replicas if situation.memory.shards > 1 else 1
     return replace(
         situation,
         memory=replace(situation.memory, shards=shards),
         hardware=replace(situation.hardware, speeds=np.full((replicas, shape.pipeline), speed)),
-        plan=replace(plan, microbatches=(microbatches,) * replicas),
+        plan=replace(plan, microbatches=even_shares(sum(plan.microbatches), replicas, multiple)),
         shape=Shape(shape.tensor, shape.pipeline, replicas),
     )
 
@@ -212,13 +210,11 @@ def _best_on(
 
 def _plans_for(peers: Situation) -> Iterator[Plan]:
     """With even shares, as an attempt begins: the current layout, and the one that is best on these devices."""
-    plan = peers.plan
-    count = sum(plan.microbatches) // len(plan.microbatches)
-    even = replace(plan, microbatches=(count,) * len(plan.microbatches))
+    even = replace(peers.plan, microbatches=peers.plan.even_microbatches)
     yield even
-    if plan.layout.stages > 1 and not peers.unsplit:
+    if even.layout.stages > 1 and not peers.unsplit:
         with suppress(NoLayout):
-            yield replace(best_plan(peers, recompute_mode(plan)), microbatches=even.microbatches)
+            yield best_plan(replace(peers, plan=even), recompute_mode(even))
 
 
 def _unknown_memory(situation: Situation, peers: Situation, plan: Plan) -> str:
