@@ -1,5 +1,7 @@
 """What a report says of stages that are apart."""
 
+import json
+
 import pytest
 
 from trimtab.planning.advice import advised
@@ -42,10 +44,19 @@ def test_where_nothing_helps_it_says_so(findings, profiles):
     assert found["plan"].startswith("Change nothing: ")
 
 
-def test_where_nothing_can_be_worked_out_it_says_why(findings, profiles):
-    (imbalance, _), (plan, text) = findings(profiles.make(steps=9))
+def test_where_nothing_can_be_worked_out_it_says_why(findings, profile, profiles):
+    job = json.loads(profile.training.attributes["job"])
+    job["model"]["layers"] = "many"
+    (imbalance, _), (plan, text) = findings(profiles.change(profile, attributes={"job": json.dumps(job)}))
     assert (imbalance, plan) == ("imbalance", "plan")
     assert text.startswith("What to change cannot be worked out: ")
+
+
+def test_as_many_steps_as_the_stages_take_to_be_spoken_of_are_enough_for_a_plan(findings, profiles):
+    assert findings(profiles.make(steps=9)) == [
+        ("none", "Nothing can be said of the stages: 9 steps measured, 10 are needed.")
+    ]
+    assert [kind for kind, _ in findings(profiles.make(steps=10))] == ["imbalance", "cause", "plan"]
 
 
 def test_level_stages_need_no_plan(findings, profiles):

@@ -137,7 +137,7 @@ def root(tmp_path, profiles):
     """The profiles of a job that was requeued twice: it hung, then a rank died; two orders in the first attempt."""
     whole = profiles.make(steps=60, seconds=200.0, outcome="trained to step 60")
     attempts = [
-        profiles.until(profiles.trimmed(whole, step=11), 30, 75, "stopped: no rank took a step for 300 s"),
+        profiles.until(profiles.trimmed(whole, step=11), 30, 75, "stopped by SIGUSR1 at step 30 of 60"),
         profiles.until(profiles.resumed(whole, first_step=26, start=100.0, restart_count=1), 40, 3, "rank 3 vanished"),
         profiles.resumed(whole, first_step=41, start=200.0, restart_count=2),
     ]

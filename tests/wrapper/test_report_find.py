@@ -91,7 +91,7 @@ def test_the_attempt_before_is_said_in_terminal_and_page(root, profile, profiles
     page = tmp_path / "page.html"
     command = CliRunner().invoke(main, ["report", "42", "--profiles", str(root), "--html", str(page)])
     assert command.exit_code == 0
-    sentence = "ttempt 2 of 2; the one before stopped: stopped at step 9 of 30"
+    sentence = "ttempt 2 of 2; the one before: stopped at step 9 of 30"
     assert f"A{sentence}" in command.stdout
     assert f"a{sentence}" in page.read_text()
     alone = CliRunner().invoke(main, ["report", str(root / "lab/42/20260528T204320Z-restart1.h5")])

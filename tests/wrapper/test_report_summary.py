@@ -109,6 +109,26 @@ def test_a_level_pipeline_has_nothing_to_change(profiles):
     assert summary.training.cost.imbalance_seconds == 0
 
 
+def test_of_a_short_window_as_much_is_said_as_of_a_long_one(profile, profiles):
+    summary = summarize(profiles.change(profile, attributes={"window_steps": 4}))
+    assert summary.training.imbalance.measured_steps == 4
+    assert kinds(summary) == ["imbalance"]
+
+
+def test_what_counts_are_the_steps_of_the_latest_setting(profile, profiles):
+    (found,) = texts(summarize(profiles.trimmed(profile, step=23)))
+    assert found == "Nothing can be said of the stages: 8 steps measured, 10 are needed."
+
+
+def test_a_stop_without_a_checkpoint_directory_saved_nothing(profiles):
+    profile = profiles.make(head_seconds=0.0, exit_code=75, outcome="stopped by SIGUSR1 at step 30 of 60")
+    assert texts(summarize(profile)) == ["Progress was saved. Submit or requeue the job, and it goes on from there."]
+    job = json.loads(profile.training.attributes["job"])
+    job["train"]["checkpoint_directory"] = ""
+    (found,) = texts(summarize(profiles.change(profile, attributes={"job": json.dumps(job)})))
+    assert found == "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
+
+
 def test_a_stage_that_is_slow_in_one_replica_is_named_with_it(profiles):
     profile = profiles.make(tensor=1, pipeline=4, data=3, head_seconds=0.0, slow=(2, 1, 1.4))
     (found,) = texts(summarize(profile))

@@ -178,6 +178,27 @@ def test_where_ranks_hung_is_told_by_its_last_frame(profile):
     assert text == "   1 rank  1: File b read()\n  2 ranks  0,2: File a wait()\n"
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "sentence", "line"),
+    [
+        (75, "stopped by SIGUSR1 at step 9 of 30", "Job 42 stopped by SIGUSR1 at step 9 of 30 (exit code 75)"),
+        (0, "trained to step 30", "Job 42 finished: trained to step 30"),
+        (
+            143,
+            "ended by SIGTERM before all ranks had saved",
+            "Job 42 failed: ended by SIGTERM before all ranks had saved",
+        ),
+    ],
+)
+def test_the_state_is_not_said_twice(profiles, exit_code, sentence, line):
+    assert shown(summarize(profiles.make(exit_code=exit_code, outcome=sentence))).startswith(line)
+
+
+def test_a_job_without_training_was_recorded(profile):
+    text = shown(summarize(dataclasses.replace(profile, training=None)))
+    assert text.startswith("Job 42 recorded on 2 nodes; the profile holds no training part\n")
+
+
 def test_the_chain_of_attempts_is_listed(profile):
     attempts, chain = linked(
         [

@@ -20,6 +20,8 @@ from trimtab.protocol import Balance
 
 WARM_UP_STEPS = 5
 """Steps that do not count at first, and after each change: they pay for memory, compilation and caches."""
+LEAST_STEPS = 5
+"""Steps after these that anything is said of."""
 _ERROR_RATIO = 0.05
 """How often a bound may be wrong."""
 _TRIMMED_RATIO = 0.1

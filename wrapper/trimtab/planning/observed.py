@@ -6,16 +6,13 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.balance.detect import WARM_UP_STEPS, Detection, detect
+from trimtab.balance.detect import LEAST_STEPS, WARM_UP_STEPS, Detection, detect
 from trimtab.balance.measuring.samples import Samples, samples_of
 from trimtab.balance.plan import Costs, Floats, Part
 from trimtab.diagnosis.settings import Settings, settings_of
 from trimtab.protocol import Job, JobError, Setting, Shape, job_from_json, setting_of
 from trimtab.report.stages import Rows, StageMatrix, stage_matrix
 from trimtab_slurm.contents import Profile, TrainingProfile
-
-LEAST_STEPS = 5
-"""Whole steps after the warm-up that a plan needs."""
 
 
 class PlanError(Exception):

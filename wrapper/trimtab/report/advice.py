@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+from trimtab.balance.detect import LEAST_STEPS, WARM_UP_STEPS
 from trimtab.outcome import ExitCode
 from trimtab.report.summary import Finding, Imbalance, Summary, Training
 from trimtab.wording import percent, plural
 
-FEWEST_STEPS = 5
-"""With fewer measured steps nothing is said of the stages: the first ones include warm-up."""
+FEWEST_STEPS = WARM_UP_STEPS + LEAST_STEPS
+"""Under the latest setting, reported by every stage: with fewer nothing is said of the stages."""
 
 
 def findings(summary: Summary) -> tuple[Finding, ...]:
@@ -23,10 +24,14 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
         case "failed", ExitCode.NOT_STARTED:
             yield Finding("failure", "srun could not start the ranks. Its reason is in the job's output.")
         case "failed", _:
+            sentence = summary.outcome.sentence.rstrip(".")
             yield Finding(
                 "failure",
-                f"Find the cause of the failure first: {summary.outcome.sentence}. The whole error is in the job's "
-                "output.",
+                f"Find the cause of the failure first: {sentence}. The whole error is in the job's output.",
+            )
+        case "stopped", _ if summary.training and not summary.training.checkpoint_directory:
+            yield Finding(
+                "stopped", "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
             )
         case "stopped", _ if summary.attempt_number < len(summary.attempts):
             yield Finding(
@@ -39,10 +44,13 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
 def _of_the_stages(training: Training | None) -> Iterator[Finding]:
     if training is None or training.imbalance is None or not training.imbalance.triggered:
         return
-    imbalance = training.imbalance
-    if imbalance.measured_steps < FEWEST_STEPS:
+    if _measured_steps(training) < FEWEST_STEPS:
         return
-    yield Finding("imbalance", _slowest(training, imbalance))
+    yield Finding("imbalance", _slowest(training, training.imbalance))
+
+
+def _measured_steps(training: Training) -> int:
+    return training.cost.measured_steps if training.cost else 0
 
 
 def _slowest(training: Training, imbalance: Imbalance) -> str:
@@ -66,8 +74,8 @@ def _nothing(training: Training | None) -> str:
     imbalance = training.imbalance
     if training.pipeline == 1 and training.data == 1:
         return "Nothing to change: with one stage, there is no imbalance."
-    if imbalance is None or imbalance.measured_steps < FEWEST_STEPS:
-        measured = imbalance.measured_steps if imbalance else 0
+    measured = _measured_steps(training)
+    if imbalance is None or measured < FEWEST_STEPS:
         return f"Nothing can be said of the stages: {plural(measured, 'step')} measured, {FEWEST_STEPS} are needed."
     return (
         f"Nothing to change: the slowest stage takes {percent(imbalance.ratio)} longer than the median one, below the "

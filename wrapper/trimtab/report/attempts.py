@@ -15,7 +15,12 @@ def place_in_chain(summary: Summary) -> str:
     if not summary.attempts:
         return f"{number}; the one before is in {summary.previous}"
     before = summary.attempts[summary.attempt_number - 2]
-    return f"{number} of {len(summary.attempts)}; the one before {before.state}: {before.sentence}"
+    return f"{number} of {len(summary.attempts)}; the one before: {before.sentence}"
+
+
+def state_and_sentence(state: str, sentence: str) -> str:
+    """ "finished: trained to step 60"; of a sentence that begins with the state, the sentence alone."""
+    return sentence if sentence.startswith(state) else f"{state}: {sentence}"
 
 
 def goodput_shares(goodput: Goodput) -> tuple[Share, ...]:

@@ -8,7 +8,14 @@ from typing import Any
 
 from trimtab import document, wording
 from trimtab.report import series
-from trimtab.report.attempts import attempt_details, chain_sentences, goodput_shares, place_in_chain, steps_of
+from trimtab.report.attempts import (
+    attempt_details,
+    chain_sentences,
+    goodput_shares,
+    place_in_chain,
+    state_and_sentence,
+    steps_of,
+)
 from trimtab.report.figures import (
     chosen,
     device_name,
@@ -74,6 +81,7 @@ def render(profile: Profile, summary: Summary) -> str:
         chain_shares=goodput_shares(summary.chain.goodput) if summary.chain else (),
         steps_of=steps_of,
         attempt_details=attempt_details,
+        state_and_sentence=state_and_sentence,
         holds=holds,
         device_name=device_name,
         stages=chosen(stages, slowest_first, MOST_ROWS),

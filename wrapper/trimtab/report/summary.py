@@ -175,6 +175,8 @@ class Training:
     orders: tuple[Order, ...]
     checkpoints: int
     """Saved in this attempt."""
+    checkpoint_directory: str
+    """As the job file has it; empty: none are saved."""
     stacks: tuple[Stack, ...]
     """Of ranks that hung; the place where the fewest were comes first."""
 

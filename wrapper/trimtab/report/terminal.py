@@ -8,7 +8,14 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from trimtab.report.attempts import attempt_details, chain_sentences, goodput_shares, place_in_chain, steps_of
+from trimtab.report.attempts import (
+    attempt_details,
+    chain_sentences,
+    goodput_shares,
+    place_in_chain,
+    state_and_sentence,
+    steps_of,
+)
 from trimtab.report.figures import (
     Share,
     chosen,
@@ -85,8 +92,9 @@ def _section(title: str, parts: Sequence[RenderableType]) -> Iterator[Renderable
 def _headline(summary: Summary) -> Iterator[RenderableType]:
     outcome = summary.outcome
     line = Text(f"Job {summary.job_id} ", style="bold")
-    line.append(f"{outcome.state}", style=STATE_STYLES.get(outcome.state, "bold"))
-    line.append(f": {plain(outcome.sentence)}")
+    end = Text(plain(state_and_sentence(outcome.state, outcome.sentence)))
+    end.stylize(STATE_STYLES.get(outcome.state, "bold"), 0, len(outcome.state))
+    line.append(end)
     if outcome.exit_code not in (None, 0, -1):
         line.append(f" (exit code {outcome.exit_code})")
     yield line
@@ -262,7 +270,7 @@ def _attempts(attempts: Sequence[Attempt], shown: int) -> RenderableType:
     table.add_column("steps", no_wrap=True)
     table.add_column("end", overflow="fold")
     for attempt in attempts:
-        end = Text(plain(f"{attempt.state}: {attempt.sentence}", 300))
+        end = Text(plain(state_and_sentence(attempt.state, attempt.sentence), 300))
         if details := attempt_details(attempt):
             end.append(f"\n{plain(details, 300)}", style="not bold dim")
         table.add_row(

@@ -92,6 +92,7 @@ def training_figures(training: TrainingProfile) -> Training:
         settings=settings,
         orders=tuple(_orders(training.orders)),
         checkpoints=len(training.checkpoints["step"]) if training.checkpoints else 0,
+        checkpoint_directory=str(job["train"]["checkpoint_directory"]),
         stacks=tuple(Stack(shared.ranks, shared.text) for shared in shared_stacks(training.events)),
     )
 
