@@ -12,7 +12,7 @@ from trimtab.cli.refusal import refuse
 @click.argument("target")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @click.option("--meta", type=click.Path(path_type=Path, dir_okay=False), help="Sizes of a trace, YAML: TARGET is one.")
-@click.option("--attempt", metavar="N", help="Which run of a job that was requeued. Default: the newest.")
+@click.option("--attempt", metavar="N", help="Which attempt of a job that has several. Default: the newest.")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Where to look for a job's profiles.")
 def diagnose(target: str, as_json: bool, meta: Path | None, attempt: str | None, profiles: Path | None) -> None:
     """Say why a job's steps take longer than they need: layers, hardware, data, or nothing that can be named.

@@ -11,7 +11,7 @@ from trimtab.cli.refusal import refuse
 @click.command()
 @click.argument("target")
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON instead of tables.")
-@click.option("--attempt", metavar="N", help="Which run of a job that was requeued. Default: the newest.")
+@click.option("--attempt", metavar="N", help="Which attempt of a job that has several. Default: the newest.")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Where to look for a job's profiles.")
 @click.option(
     "--nodes", type=click.IntRange(1), help="Of a job file: nodes to run on. Default: what one replica takes."

@@ -12,7 +12,7 @@ from trimtab.cli.refusal import refuse
 @click.argument("target")
 @click.option("--json", "as_json", is_flag=True, help="Print every figure as JSON instead of tables.")
 @click.option("--html", "html_file", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page to FILE.")
-@click.option("--attempt", metavar="N|all", help="Which run of a job that was requeued. Default: the newest.")
+@click.option("--attempt", metavar="N|all", help="Which attempt of a job that has several. Default: the newest.")
 @click.option("--profiles", type=click.Path(path_type=Path), help="Where to look for a job's profiles.")
 def report(target: str, as_json: bool, html_file: Path | None, attempt: str | None, profiles: Path | None) -> None:
     """Say what happened in a job, what it cost, and what to change.

@@ -286,7 +286,7 @@ class Goodput:
     saving_seconds: float
     """Training stood still for a checkpoint."""
     waiting_seconds: float
-    """Between attempts: in the queue."""
+    """Between attempts: in the queue, or while ranks are started anew in the same allocation."""
     starting_seconds: float
     """From the start of an attempt to its first step, and from its last step to its end; whole attempts without one."""
     other_seconds: float
