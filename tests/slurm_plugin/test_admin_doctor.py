@@ -155,6 +155,34 @@ def test_a_hook_of_another_version_is_told_to_be_installed_again(node):
     assert "is not as this version installs it" in warning.text
 
 
+def test_a_hook_that_starts_slowly_is_told_to_be_put_on_a_local_disk(node, open_path):
+    slow = open_path / "python"
+    slow.write_text(f'#!/bin/sh\nsleep 0.7\nexec {sys.executable} "$@"\n')
+    slow.chmod(0o755)
+    hook = node.hooks["Prolog"]
+    hook.write_text(hook.read_text().replace(sys.executable, str(slow)))
+    (warning,) = node.prolog()
+    assert (warning.level, warning.mend.split(",")[0]) == ("warning", "put Python and trimtab on a local disk")
+
+
+@pytest.mark.parametrize(
+    ("waited", "level", "text"),
+    [
+        ("", "warning", "/prolog starts in 700 ms, of 1200 ms that it may take"),  # the kernel does not count it
+        ("0.05\n", "warning", "/prolog starts in 650 ms, of 1200 ms that it may take"),
+        (
+            "0.6\n",
+            "ok",
+            "/prolog starts in 100 ms, of 1200 ms that it may take; now it waits 600 ms more for the processors, "
+            "which are busy",
+        ),
+    ],
+)
+def test_a_hook_that_waits_for_busy_processors_is_not_slow_itself(waited, level, text):
+    found = doctor.check_start("Prolog", Path("/prolog"), Answer(0, waited, "", 0.7), "install it")
+    assert (found.check, found.level, found.text) == ("prolog", level, text)
+
+
 @pytest.mark.parametrize(
     ("python", "reason"),
     [
