@@ -1,4 +1,4 @@
-"""A batch that the replicas cannot share equally, from the first step of an attempt on: the run that one replica makes."""
+"""A batch that replicas cannot share equally, from the first step of an attempt on: the run of one replica."""
 
 from collections import defaultdict
 

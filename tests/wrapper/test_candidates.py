@@ -371,7 +371,7 @@ def outcome(pipeline, layout, step_seconds):
     state = situation()
     estimated = estimate(state.costs, state.memory, state.plan, state.hardware)
     return Outcome(
-        configuration=Configuration(shape, Schedule.ONE_F_ONE_B, 1, 1, 8),
+        configuration=Configuration(shape, Schedule.ONE_F_ONE_B, 1, 1, (8,)),
         plan=Plan(layout, Schedule.ONE_F_ONE_B, (8,), (0,) * pipeline),
         estimate=dataclasses.replace(estimated, step_seconds=step_seconds),
         memory_bytes=(0.0,) * pipeline,

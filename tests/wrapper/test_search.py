@@ -131,7 +131,7 @@ def test_stages_between_nodes_talk_over_the_network():
 )
 def test_tensor_parallel_ranks_in_several_nodes_talk_over_the_network(gpus_per_node, tensor, slower):
     sizes = dataclasses.replace(SMALL, attention_heads=24, hidden_size=1536, query_groups=24)
-    configuration = Configuration(Shape(tensor, 1, 24 // tensor), Schedule.ONE_F_ONE_B, 1, 1, 24)
+    configuration = Configuration(Shape(tensor, 1, 24 // tensor), Schedule.ONE_F_ONE_B, 1, 1, (24,) * (24 // tensor))
     training = Training(sizes, 24 * 24 // tensor)
     one, several = (Appraiser(training, Cluster(H100, 24, size)).costs(configuration) for size in (24, gpus_per_node))
     assert (several.layers[0].forward_seconds > one.layers[0].forward_seconds) is slower
@@ -182,10 +182,26 @@ def test_configurations_use_every_gpu_and_all_sequences(gpus):
     assert len(found) == len(set(found)) > 0
     for one in found:
         assert one.shape.world_size == gpus
-        assert one.microbatches * one.microbatch_size * one.shape.data == 2 * gpus
+        assert sum(one.microbatches) * one.microbatch_size == 2 * gpus
         assert one.shape.tensor <= 8
         assert SMALL.query_groups % one.shape.tensor == 0
         assert (one.virtual > 1) == (one.schedule is Schedule.INTERLEAVED)
+
+
+def test_replicas_that_cannot_share_equally_take_as_equal_shares_as_can_be():
+    """Of 16 sequences three replicas take 6, 5 and 5, and in groups of two stages 6, 6 and 4."""
+    space = Space(tensor=(1,), pipeline=(2,), virtual=(1, 2), microbatch_size=(1,))
+    appraiser = Appraiser(Training(SMALL, 16), Cluster(H100, 6))
+    one, interleaved = configurations_of(appraiser.training, appraiser.cluster, space)
+    assert (one.microbatches, interleaved.microbatches) == ((6, 5, 5), (6, 6, 4))
+    assert str(one) == "TP1 x PP2 x DP3, 1f1b, 5 to 6 microbatches of 1"
+    # The step is that of the replica with the most.
+    layout = Layout((4, 4), 2)
+    equal = dataclasses.replace(one, microbatches=(6, 6, 6))
+    unequal_seconds, equal_seconds = (
+        appraiser.appraise(each, appraiser.plan(each, layout, (0, 0))).estimate.step_seconds for each in (one, equal)
+    )
+    assert unequal_seconds == equal_seconds
 
 
 def test_three_chunks_are_tried_where_they_are_uneven():
@@ -205,6 +221,7 @@ CASES = [
     pytest.param(8, 16, OptimizerState.DEVICE, {}, 3.2e9, id="tight: layers are recomputed"),
     pytest.param(4, 8, OptimizerState.HOST, {}, 3e9, id="host"),
     pytest.param(16, 16, OptimizerState.DEVICE, {(0, 1): 0.06}, 80e9, id="slow network"),
+    pytest.param(6, 16, OptimizerState.DEVICE, {}, 80e9, id="unequal shares"),
 ]
 
 
@@ -256,7 +273,7 @@ def test_starting_points_are_tried_first_and_are_no_limits():
     found = search(appraiser)
 
     def starts(one):
-        return 4 <= one.configuration.shape.pipeline <= 8 and 8 <= one.configuration.microbatches <= 16
+        return 4 <= one.configuration.shape.pipeline <= 8 and 8 <= max(one.configuration.microbatches) <= 16
 
     first = [starts(one) for one in found.considered]
     assert first == sorted(first, reverse=True)

@@ -157,6 +157,22 @@ def test_pins_hold_for_both_plans():
         assert plan["microbatches"] == 8
 
 
+def test_shares_of_a_batch_that_replicas_cannot_share_equally_are_told():
+    pins = ("--tensor", 1, "--pipeline", 2, "--microbatch-size", 1, "--schedule", "1f1b")
+    asked = ("--gpus", 6, *pins, "--global-batch-size", 16)
+    static = figures(*SMALL, *asked)["static"]
+    assert (static["data"], static["microbatches"], static["fewest_microbatches"]) == (3, 6, 5)
+    (row,) = (line for line in run(*SMALL, *asked).stdout.splitlines() if line.split()[:1] == ["microbatches"])
+    assert "5 to 6 of 1" in row
+
+
+def test_the_usual_plan_has_equal_shares_where_it_can():
+    """Eight stages, as many as policy begins with, would leave 16 sequences to three replicas."""
+    asked = ("--gpus", 24, "--tensor", 1, "--global-batch-size", 16)
+    static = figures(*SMALL, *asked)["static"]
+    assert (static["pipeline"], static["microbatches"], static["fewest_microbatches"]) == (6, 4, 4)
+
+
 def test_a_plan_without_a_pipeline_has_no_schedule():
     lines = run(*SMALL, "--pipeline", 1).stdout.splitlines()
     (schedule,) = (line for line in lines if line.split()[:1] == ["schedule"])

@@ -60,21 +60,19 @@ class Model:
     @property
     def plan(self) -> Plan:
         """What the job says."""
-        layout, configuration = layout_of(self.job), self.configuration
-        microbatches = (configuration.microbatches,) * self.shape.data
         recomputed_layers = self.job.parallel.recomputed_layers or (0,) * self.shape.pipeline
-        return Plan(layout, configuration.schedule, microbatches, recomputed_layers)
+        return self.appraiser.plan(self.configuration, layout_of(self.job), recomputed_layers)
 
     @property
     def configuration(self) -> Configuration:
         """Likewise, but for the layout."""
-        batch, virtual = self.job.batch, self.job.parallel.virtual
+        virtual = self.job.parallel.virtual
         return Configuration(
             shape=self.shape,
             schedule=Schedule.INTERLEAVED if virtual > 1 else Schedule.ONE_F_ONE_B,
             virtual=virtual,
-            microbatch_size=batch.microbatch_size,
-            microbatches=batch.global_batch_size // (batch.microbatch_size * self.shape.data),
+            microbatch_size=self.job.batch.microbatch_size,
+            microbatches=self.job.shares(self.shape.data),
         )
 
     @cached_property

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.balance.deciding.decide import Considered, Verdict
-from trimtab.balance.deciding.words import split_text
+from trimtab.balance.deciding.words import span_text, split_text
 from trimtab.balance.detect import Detection
 from trimtab.balance.diagnosing.findings import Diagnosis
 from trimtab.planning.answer import Answer
@@ -52,9 +52,8 @@ def _assumptions(case: Case) -> Iterator[RenderableType]:
 
 def _running(case: Case) -> str:
     plan, batch = case.situation.plan, case.job.batch
-    shares = sorted(set(plan.microbatches))
-    microbatches = " to ".join(str(count) for count in (shares[0], shares[-1])[: len(shares)])
-    passes = f"{microbatches} microbatch{'' if shares == [1] else 'es'} of {batch.microbatch_size}"
+    es = "" if max(plan.microbatches) == 1 else "es"
+    passes = f"{span_text(plan.microbatches)} microbatch{es} of {batch.microbatch_size}"
     return f"{case.situation.shape} on {case.placement}, {plan.schedule}, {passes}, layers {split_text(plan.layout)}"
 
 

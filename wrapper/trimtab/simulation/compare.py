@@ -121,7 +121,7 @@ def compare(question: Question) -> Comparison:
 def static_plan(appraiser: Appraiser, space: Space) -> Outcome:
     """The plan as usual, with the fewest tensor-parallel ranks with which it fits; if with none, with the most.
 
-    It recomputes no layer, or if it must, all.
+    Replicas have equal shares of the microbatches if they can. It recomputes no layer, or if it must, all.
     """
     usual = Space(
         tensor=space.tensor,
@@ -130,7 +130,8 @@ def static_plan(appraiser: Appraiser, space: Space) -> Outcome:
         schedules=(Schedule.ONE_F_ONE_B,),
     )
     possible = list(configurations_of(appraiser.training, appraiser.cluster, usual))
-    within = [one for one in possible if one.shape.pipeline <= appraiser.policy.most_stages] or possible
+    equal = [one for one in possible if len(set(one.microbatches)) == 1] or possible
+    within = [one for one in equal if one.shape.pipeline <= appraiser.policy.most_stages] or equal
     stages = max(one.shape.pipeline for one in within)
     layout = Layout.uniform(appraiser.training.sizes.layers, stages)
     for configuration in (one for one in within if one.shape.pipeline == stages):

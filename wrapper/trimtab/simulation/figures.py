@@ -33,7 +33,7 @@ def as_json(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Out
             "shapes": [_need_figures(comparison, need) for need in needs],
             "static_by_microbatches": [
                 {
-                    "microbatches": one.configuration.microbatches,
+                    "microbatches": max(one.configuration.microbatches),
                     "stage_efficiency_ratio": one.estimate.stage_efficiency_ratio,
                     "bubble_ratio": one.estimate.bubble_ratio,
                 }
@@ -63,7 +63,8 @@ def outcome_figures(comparison: Comparison, outcome: Outcome) -> dict[str, Any]:
         "schedule": str(plan.schedule),
         "virtual": configuration.virtual,
         "microbatch_size": configuration.microbatch_size,
-        "microbatches": configuration.microbatches,
+        "microbatches": max(configuration.microbatches),
+        "fewest_microbatches": min(configuration.microbatches),
         "layout": str(plan.layout),
         "chunk_layers": list(plan.layout.layers),
         "stage_layers": stage_layers(outcome),

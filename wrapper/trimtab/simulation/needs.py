@@ -52,19 +52,21 @@ def needs(comparison: Comparison) -> list[Need]:
 def static_by_microbatches(comparison: Comparison) -> list[Outcome]:
     """The static plan with other numbers of microbatches, and so with another global batch."""
     static, appraiser = comparison.static, comparison.appraiser
-    return [
-        appraiser.appraise(
-            replace(static.configuration, microbatches=number),
-            replace(static.plan, microbatches=(number,) * static.configuration.shape.data),
-        )
-        for number in MICROBATCHES
-    ]
+    return [_with_microbatches(appraiser, static.configuration, static.plan, number) for number in MICROBATCHES]
+
+
+def _with_microbatches(appraiser: Appraiser, configuration: Configuration, plan: Plan, number: int) -> Outcome:
+    """So many of each replica."""
+    microbatches = (number,) * configuration.shape.data
+    return appraiser.appraise(
+        replace(configuration, microbatches=microbatches), replace(plan, microbatches=microbatches)
+    )
 
 
 def _needs(appraiser: Appraiser, chosen: Configuration) -> Iterator[Need]:
     space = Space(microbatch_size=(chosen.microbatch_size,), schedules=SCHEDULES)
     same = [
-        replace(one, microbatches=MOST_MICROBATCHES // one.shape.pipeline * one.shape.pipeline)
+        replace(one, microbatches=(MOST_MICROBATCHES // one.shape.pipeline * one.shape.pipeline,) * one.shape.data)
         for one in configurations_of(appraiser.training, appraiser.cluster, space)
         if one.shape.data == chosen.shape.data and one.shape.pipeline > 1
     ]
@@ -93,9 +95,7 @@ def _need(appraiser: Appraiser, options: list[Configuration]) -> Need:
         return found(None, f"whole layers balance to {balances[best]:.1%} at best")
 
     def outcome(groups: int) -> Outcome:
-        number = groups * best.shape.pipeline
-        plan = replace(plans[best], microbatches=(number,) * best.shape.data)
-        return appraiser.appraise(replace(best, microbatches=number), plan)
+        return _with_microbatches(appraiser, best, plans[best], groups * best.shape.pipeline)
 
     groups = range(1, MOST_MICROBATCHES // best.shape.pipeline + 1)
     fewest = bisect_left(groups, True, key=lambda count: _reaches(outcome(count)))

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from trimtab.balance.deciding.search import Appraiser, Outcome, Training
+from trimtab.balance.deciding.words import span_text
 from trimtab.balance.model.transformer import (
     CROSS_ENTROPY_BACKWARD_BYTES,
     CROSS_ENTROPY_FORWARD_BYTES,
@@ -88,7 +89,8 @@ def _fails(comparison: Comparison, needs: Sequence[Need], statics: Sequence[Outc
     few = [one for one in statics if one.estimate.bubble_ratio >= MOST_BUBBLE]
     if few:
         said = ", ".join(
-            f"{one.estimate.stage_efficiency_ratio:.0%} with {one.configuration.microbatches}" for one in statics
+            f"{one.estimate.stage_efficiency_ratio:.0%} with {span_text(one.configuration.microbatches)}"
+            for one in statics
         )
         yield f"microbatches: the static plan's stage efficiency is that of its batch: {said} microbatches"
     if comparison.chosen.overhead_seconds:

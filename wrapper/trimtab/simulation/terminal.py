@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.balance.deciding.search import Outcome
+from trimtab.balance.deciding.words import span_text
 from trimtab.simulation.compare import Comparison
 from trimtab.simulation.figures import stage_layers
 from trimtab.simulation.needs import LEAST_STAGE_EFFICIENCY, MOST_BUBBLE, Need
@@ -83,7 +84,7 @@ def _rows(comparison: Comparison, outcome: Outcome) -> dict[str, str]:
     rows = {
         "shape": str(configuration.shape),
         "schedule": f"{configuration.schedule}{chunks}" if configuration.shape.pipeline > 1 else ABSENT,
-        "microbatches": f"{configuration.microbatches} of {configuration.microbatch_size}",
+        "microbatches": f"{span_text(configuration.microbatches)} of {configuration.microbatch_size}",
         "layers of stages": _listed(stage_layers(outcome)),
         "of these recomputed": _listed(list(outcome.plan.recomputed_layers)),
         "step": f"{estimate.step_seconds:,.3f} s",
@@ -120,7 +121,7 @@ def _needs(needs: Sequence[Need]) -> Table:
         figures = ["never", ABSENT, ABSENT, ABSENT]
         if reached:
             figures = [
-                str(reached.configuration.microbatches),
+                span_text(reached.configuration.microbatches),
                 percent(reached.estimate.stage_efficiency_ratio),
                 percent(reached.estimate.bubble_ratio),
                 data_size(max(reached.memory_bytes)),

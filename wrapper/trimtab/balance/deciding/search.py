@@ -9,9 +9,11 @@ tried after them, and has only to be faster.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
+from trimtab.balance.deciding.words import span_text
 from trimtab.balance.layouts.equal_layers import spread
 from trimtab.balance.layouts.partition import NoLayout
 from trimtab.balance.model.overhead import overhead_seconds
@@ -19,9 +21,9 @@ from trimtab.balance.model.placement import Cluster, Placement, place
 from trimtab.balance.model.transformer import OptimizerState, Sizes, parameter_memory, transformer_costs
 from trimtab.balance.pipeline.estimate import Estimate, chunk_costs, estimate
 from trimtab.balance.pipeline.memory import stage_memory_bytes
-from trimtab.balance.pipeline.schedules import SPLITTING, obstacle
+from trimtab.balance.pipeline.schedules import SPLITTING
 from trimtab.balance.plan import Costs, Floats, Hardware, ParameterMemory, Plan, Schedule
-from trimtab.protocol import Balance, Layout, Shape, divisors
+from trimtab.protocol import Balance, Layout, Shape, divisors, even_shares
 
 
 @dataclass(frozen=True)
@@ -59,13 +61,14 @@ class Configuration:
     schedule: Schedule
     virtual: int
     microbatch_size: int
-    microbatches: int
-    """Of each replica."""
+    microbatches: tuple[int, ...]
+    """[R] of each replica in one step."""
 
     def __str__(self) -> str:
         chunks = f" x {self.virtual}" if self.virtual > 1 else ""
-        es = "" if self.microbatches == 1 else "es"
-        return f"{self.shape}, {self.schedule}{chunks}, {self.microbatches} microbatch{es} of {self.microbatch_size}"
+        es = "" if max(self.microbatches) == 1 else "es"
+        batch = f"{span_text(self.microbatches)} microbatch{es} of {self.microbatch_size}"
+        return f"{self.shape}, {self.schedule}{chunks}, {batch}"
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ class Appraiser:
             schedule=schedule,
             stages=shape.pipeline,
             virtual=configuration.virtual,
-            microbatches=configuration.microbatches,
+            microbatches=max(configuration.microbatches),
         )
         return self.plan(configuration, layout, recomputed_layers)
 
@@ -200,8 +203,7 @@ class Appraiser:
 
     def plan(self, configuration: Configuration, layout: Layout, recomputed_layers: tuple[int, ...]) -> Plan:
         """A plan with a given layout."""
-        microbatches = (configuration.microbatches,) * configuration.shape.data
-        return Plan(layout, configuration.schedule, microbatches, recomputed_layers)
+        return Plan(layout, configuration.schedule, configuration.microbatches, recomputed_layers)
 
     def appraise(self, configuration: Configuration, plan: Plan) -> Outcome:
         """Estimate a plan, whether it fits or not."""
@@ -227,12 +229,12 @@ class Appraiser:
         costs, shape = self.costs(configuration), configuration.shape
         parts = (costs.embedding, *costs.layers, costs.head)
         speed = self.hardware(configuration).speeds[0].sum()
-        pipeline = configuration.microbatches * sum(part.compute_seconds for part in parts) / speed
+        pipeline = max(configuration.microbatches) * sum(part.compute_seconds for part in parts) / speed
         return float(pipeline + self.overhead_seconds(configuration, _parameters(costs) / shape.pipeline))
 
     def likely_seconds(self, configuration: Configuration) -> float:
         """Likewise, with the fill and drain of equal stages (Narayanan et al. 2021, section 2.2)."""
-        stages, turns = configuration.shape.pipeline, configuration.microbatches * configuration.virtual
+        stages, turns = configuration.shape.pipeline, max(configuration.microbatches) * configuration.virtual
         return self.least_seconds(configuration) * (1 + (stages - 1) / turns)
 
     def least_plan_seconds(self, configuration: Configuration, plan: Plan) -> float:
@@ -246,7 +248,7 @@ class Appraiser:
         ways = chunks.forward_seconds + (0 if plan.schedule in SPLITTING else backward)
         stages, speeds = plan.layout.stages, self.hardware(configuration).speeds[0]
         reach = np.concatenate([[0.0], np.cumsum(ways[: stages - 1] / speeds[:-1])])
-        pipeline = (reach + configuration.microbatches * self._stage_seconds(configuration, plan)).max()
+        pipeline = (reach + max(configuration.microbatches) * self._stage_seconds(configuration, plan)).max()
         return float(pipeline + self.overhead_seconds(configuration, self._most_parameters(configuration, plan)))
 
     def balance_ratio(self, configuration: Configuration, plan: Plan) -> float:
@@ -299,17 +301,19 @@ def _try(appraiser: Appraiser, configuration: Configuration, limit_seconds: floa
 
 
 def configurations_of(training: Training, cluster: Cluster, space: Space) -> Iterator[Configuration]:
-    """All that can run: every GPU is used, tensor-parallel ranks share a node, replicas have equal shares."""
-    for shape in _shapes(training.sizes, cluster, space):
-        if training.global_batch_size % shape.data:
+    """All that can run: every GPU is used, tensor-parallel ranks share a node, shares are as equal as can be."""
+    sizes = [size for size in divisors(training.global_batch_size) if _allows(space.microbatch_size, size)]
+    for shape, microbatch_size, schedule in product(_shapes(training.sizes, cluster, space), sizes, space.schedules):
+        try:
+            microbatches = even_shares(
+                training.global_batch_size // microbatch_size,
+                shape.data,
+                schedule.microbatch_multiple(shape.pipeline),
+            )
+        except ValueError:  # too few, or no whole groups
             continue
-        for microbatch_size in divisors(training.global_batch_size // shape.data):
-            microbatches = training.global_batch_size // shape.data // microbatch_size
-            for schedule in space.schedules:
-                for virtual in _virtuals(training.sizes.layers, shape.pipeline, schedule, space.virtual):
-                    allowed = _allows(space.microbatch_size, microbatch_size)
-                    if allowed and obstacle(schedule, shape.pipeline, virtual, microbatches) is None:
-                        yield Configuration(shape, schedule, virtual, microbatch_size, microbatches)
+        for virtual in _virtuals(training.sizes.layers, shape.pipeline, schedule, space.virtual):
+            yield Configuration(shape, schedule, virtual, microbatch_size, microbatches)
 
 
 def _shapes(sizes: Sizes, cluster: Cluster, space: Space) -> Iterator[Shape]:
@@ -333,7 +337,7 @@ def _virtuals(layers: int, stages: int, schedule: Schedule, asked: tuple[int, ..
 def _is_starting_point(configuration: Configuration, policy: Balance) -> bool:
     return (
         policy.least_stages <= configuration.shape.pipeline <= policy.most_stages
-        and policy.least_microbatches <= configuration.microbatches <= policy.most_microbatches
+        and policy.least_microbatches <= max(configuration.microbatches) <= policy.most_microbatches
     )
 
 

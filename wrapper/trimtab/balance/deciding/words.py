@@ -21,6 +21,12 @@ def counts_text(numbers: Sequence[int]) -> str:
     return ", ".join(f"{times} x {number}" if times > 1 else str(number) for number, times in _runs(numbers))
 
 
+def span_text(numbers: Sequence[int]) -> str:
+    """(8, 8) -> "8"; (6, 5, 5) -> "5 to 6"."""
+    least, most = min(numbers), max(numbers)
+    return str(most) if least == most else f"{least} to {most}"
+
+
 def node_count(nodes: int) -> str:
     """1 -> "1 node"; 3 -> "3 nodes"."""
     return "1 node" if nodes == 1 else f"{nodes} nodes"
