@@ -62,6 +62,16 @@ def test_each_attempt_of_a_requeued_job_has_its_own_profile(finished):
     assert first.end_seconds < second.start_seconds
 
 
+def test_a_node_that_is_given_back_keeps_its_place_in_the_profile(finished, tmp_path):
+    # scontrol writes two files where it is called.
+    script = f"cd {tmp_path}; srun sleep 1; scontrol update JobId=$SLURM_JOB_ID NodeList=n1; sleep 5"
+    (profile,) = finished(script)
+    assert profile.expected_nodes == ("n1", "n2")
+    n1, n2 = profile.nodes
+    assert n2.end_seconds + 3 < n1.end_seconds
+    assert [event.kind for event in n2.events] == ["prolog", "sampler", "fault", "epilog", "sampler"]
+
+
 def _until(condition, seconds=90.0):
     deadline = time.monotonic() + seconds
     while not (result := condition()):

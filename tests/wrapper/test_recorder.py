@@ -80,6 +80,13 @@ def test_the_token_is_not_kept(tmp_path):
     recorder.finish(0, "")
 
 
+def test_trainings_that_begin_within_one_second_have_parts_of_their_own(tmp_path):
+    trainings = [dataclasses.replace(identity(), start_seconds=seconds) for seconds in (1000.25, 1000.75)]
+    parts = [Recorder(tmp_path, each).finish(75, "stopped at step 0 of 2") for each in trainings]
+    assert [profile.read(part).training.start_seconds for part in parts] == [1000.25, 1000.75]
+    assert profile.read(parts[0]).training.attributes["nodes"] == "n1,n2"
+
+
 def test_what_a_killed_wrapper_knew_is_recovered(tmp_path):
     recorder = Recorder(tmp_path, identity())
     feed(recorder)

@@ -160,6 +160,7 @@ def test_the_report_of_a_requeued_job_has_the_chain_as_one_run(root):
         ("finished", 41, 60, 0),
     ]
     assert {each.shape for each in attempts} == {"TP2 × PP2 × DP1"}
+    assert [each.orders for each in attempts] == [1, 0, 0]
     assert {each.nodes for each in attempts} == {("n1", "n2")}
     assert chain.loss.step == tuple(range(1, 61))
     assert chain.largest_loss_difference == 0.0
@@ -171,7 +172,7 @@ def test_every_attempt_of_a_chain_shows_the_same_chain(root):
     first, *others = load("42", "all", root)
     assert all(other.summary.chain == first.summary.chain for other in others)
     (finding, *_) = first.summary.findings
-    assert finding.text == "Nothing to do: attempt 2 went on from what was saved."
+    assert finding.text == "Attempt 2 went on from what was saved."
 
 
 def test_json_holds_the_chain(root):

@@ -137,13 +137,23 @@ def test_orders_settings_and_the_chain_are_on_the_page(profile, profiles):
     elements = Elements(page.render(second, summary))
     text = " ".join(elements.text.split())
     assert (
-        "move layers 4|4 -> 5|3 stage 1 takes 17.2% longer than the median stage 1,500 1,180 1,200 0.2 s 3 MiB" in text
+        "move layers 4|4 -> 5|3 stage 1 takes 17.2% longer than the median stage 1,500 1,180 1,200 0.25 s 3 MiB" in text
     )
     assert "refused: 8 microbatches do not fit" in text
     assert "A step takes 20.0% less time than at first: 1,200 ms instead of 1,500 ms" in text
     assert "2 21-30 1,200 3.4%" in text
     assert "5 steps were taken again after a resume, with the same losses." in text
     assert [tag for tag, _ in elements.tags if tag == "img"] == []
+
+
+def test_the_state_is_not_said_twice_on_the_page(profile, profiles):
+    def said(**attributes):
+        return " ".join(Elements(render(profiles.change(profile, attributes=attributes))).text.split())
+
+    assert "stopped by SIGUSR1 at step 9 of 30 exit code 75 Imbalance" in said(
+        exit_code=75, outcome="stopped by SIGUSR1 at step 9 of 30"
+    )
+    assert "finished Trained to step 30 Imbalance" in said()
 
 
 def test_stacks_are_collapsed_with_their_lines_and_equal_ones_together(profile):

@@ -9,6 +9,7 @@ from rich.console import Console
 from trimtab.protocol import Stack
 from trimtab.report import terminal
 from trimtab.report.chain import linked, run_of
+from trimtab.report.orders import changes, stood_still, why
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt
 from trimtab.stacks import stack_text
@@ -154,10 +155,40 @@ def test_orders_say_what_why_and_what_they_brought(profile, profiles):
     told = text.partition("What trimtab did")[2]
     assert re.search(r"1  step 21  move layers: 4\|4 -> 5\|3 \(carried out\)\n", told)
     assert "A step took 1,500 ms before, 1,180 ms expected, 1,200 ms measured after; training" in told
-    assert re.search(r"stood still for 0\.2 s, 3 MiB moved\.", told)
+    assert re.search(r"stood still for 0\.25 s, 3 MiB moved\.", told)
     assert re.search(
         r"2  step 26  move microbatches: 8 \(refused: 8 microbatches do not fit\)\n +there is one replica\n", told
     )
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("layers 5|1, microbatches 8", "layers 3|3, microbatches 8", "layers 5|1 -> layers 3|3"),
+        ("layers 4|4, microbatches 8|8", "layers 4|4, microbatches 9|7", "microbatches 8|8 -> microbatches 9|7"),
+        ("layers 4|4, microbatches 8", "layers 4|4, microbatches 8, recomputed 0|2", "recomputed 0|2"),
+        ("", "layers 3|3, microbatches 8", "layers 3|3, microbatches 8"),
+        (
+            "layers 4|4, microbatches 8",
+            "without n2, on 3 nodes",
+            "layers 4|4, microbatches 8 -> without n2, on 3 nodes",
+        ),
+        ("n1, n2", "n1", "n1, n2 -> n1"),
+        ("", "", ""),
+    ],
+)
+def test_of_an_order_what_stays_is_left_out(profile, profiles, before, after, told):
+    order = summarize(profiles.trimmed(profile, step=21)).training.orders[0]
+    assert changes(dataclasses.replace(order, before=before, after=after)) == told
+
+
+def test_the_kind_of_an_order_is_not_said_twice_and_a_short_pause_is_not_nothing(profile, profiles):
+    order = summarize(profiles.trimmed(profile, step=21)).training.orders[0]
+    order = dataclasses.replace(order, reason="move layers: saves 4.9 s of 33.2 s", cost_seconds=0.046)
+    assert why(order) == "saves 4.9 s of 33.2 s"
+    assert stood_still(order) == "0.05 s"
+    assert stood_still(dataclasses.replace(order, cost_seconds=61.0)) == "1 min 01 s"
+    assert stood_still(dataclasses.replace(order, cost_seconds=None)) == "-"
 
 
 def test_settings_are_compared_and_the_headline_says_which_steps_it_is_of(profile, profiles):

@@ -32,7 +32,8 @@ class Recorder:
     def __init__(self, job_directory: Path, identity: RunIdentity) -> None:
         parts = job_directory / PARTS
         parts.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.path = parts / f"training-{stamp(identity.start_seconds)}.jsonl"
+        # Ranks that fail at once may be started anew within a second.
+        self.path = parts / f"training-{stamp(identity.start_seconds, exact=True)}.jsonl"
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
         self._file = os.fdopen(descriptor, "a", buffering=1, encoding="utf-8")
         self._account, self._lock, self._gap = Account(identity), Lock(), False

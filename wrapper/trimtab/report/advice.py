@@ -34,9 +34,7 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
                 "stopped", "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
             )
         case "stopped", _ if summary.attempt_number < len(summary.attempts):
-            yield Finding(
-                "stopped", f"Nothing to do: attempt {summary.attempt_number + 1} went on from what was saved."
-            )
+            yield Finding("stopped", f"Attempt {summary.attempt_number + 1} went on from what was saved.")
         case "stopped", _:
             yield Finding("stopped", "Progress was saved. Submit or requeue the job, and it goes on from there.")
 

@@ -8,14 +8,14 @@ from trimtab.wording import ABSENT, duration, listed, percent, plural
 
 
 def place_in_chain(summary: Summary) -> str:
-    """Which of the job's attempts this is, and how the one before it ended; empty where there was none."""
-    if summary.attempt_number < 2:
+    """Which of the job's attempts this is, and how the one before it ended; empty where there is no other."""
+    number, attempts = summary.attempt_number, summary.attempts
+    if not attempts:
+        return f"attempt {number}; the one before is in {summary.previous}" if number > 1 else ""
+    if len(attempts) == 1:
         return ""
-    number = f"attempt {summary.attempt_number}"
-    if not summary.attempts:
-        return f"{number}; the one before is in {summary.previous}"
-    before = summary.attempts[summary.attempt_number - 2]
-    return f"{number} of {len(summary.attempts)}; the one before: {before.sentence}"
+    before = f"; the one before: {attempts[number - 2].sentence}" if number > 1 else ""
+    return f"attempt {number} of {len(attempts)}{before}"
 
 
 def state_and_sentence(state: str, sentence: str) -> str:
@@ -65,6 +65,8 @@ def attempt_details(attempt: Attempt) -> str:
         parts.append(f"{plural(len(attempt.nodes), 'node')}: {listed(list(attempt.nodes))}")
     if attempt.shape:
         parts.append(attempt.shape)
+    if attempt.orders:
+        parts.append(f"{plural(attempt.orders, 'order')} carried out")
     if attempt.waited_seconds is not None:
         parts.append(f"waited {duration(attempt.waited_seconds)}")
     if attempt.repeated_steps:

@@ -11,7 +11,7 @@ from trimtab import places
 from trimtab.recorder import recover
 from trimtab.report.advice import findings
 from trimtab.report.chain import Run, linked, run_of
-from trimtab.report.summarize import outcome, shape_name, summarize
+from trimtab.report.summarize import carried_out, outcome, shape_name, summarize
 from trimtab.report.summary import Attempt, Summary
 from trimtab.report.trainings import number_of_trainings, only
 from trimtab_slurm import collect, merging, profile, settings
@@ -175,5 +175,6 @@ def _training(file: Path, place: int, number: int, profile: Profile) -> _Trainin
         file=str(file),
         nodes=found.expected_nodes,
         shape=shape_name(found.training) if found.training else "",
+        orders=carried_out(found.training) if found.training else 0,
     )
     return _Training(file, place, attempt, run_of(found.training) if found.training else None)

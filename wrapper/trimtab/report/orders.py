@@ -19,8 +19,27 @@ def counts(numbers: Sequence[int]) -> str:
 
 
 def changes(order: Order) -> str:
-    """What an order changes: "2|2 -> 3|1"; empty where it says nothing of it."""
-    return " -> ".join(filter(None, (order.before, order.after)))
+    """What an order changes: "layers 2|2 -> layers 3|1"; empty where it says nothing of it.
+
+    Of two settings, what both have in common is left out.
+    """
+    before, after = order.before, order.after
+    if before.startswith("layers ") and after.startswith("layers ") and before != after:
+        one, other = before.split(", "), after.split(", ")
+        before = ", ".join(part for part in one if part not in other)
+        after = ", ".join(part for part in other if part not in one)
+    return " -> ".join(filter(None, (before, after)))
+
+
+def why(order: Order) -> str:
+    """The reason for an order, which stands beside its kind."""
+    return order.reason.removeprefix(f"{order.kind}: ")
+
+
+def stood_still(order: Order) -> str:
+    """How long training stood still for an order: mostly far less than a second."""
+    seconds = order.cost_seconds
+    return f"{seconds:.2f} s" if seconds is not None and seconds < 1 else duration(seconds)
 
 
 def worth(order: Order) -> str:
@@ -37,7 +56,7 @@ def worth(order: Order) -> str:
     parts = [f"A step took {', '.join(steps)}"] if steps else []
     if order.cost_seconds is not None:
         moved = f", {data_size(order.moved_bytes)} moved" if order.moved_bytes else ""
-        parts.append(f"training stood still for {duration(order.cost_seconds)}{moved}")
+        parts.append(f"training stood still for {stood_still(order)}{moved}")
     sentence = "; ".join(parts)
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
 

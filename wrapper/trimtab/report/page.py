@@ -29,7 +29,7 @@ from trimtab.report.figures import (
     step_shares,
 )
 from trimtab.report.find import Recorded
-from trimtab.report.orders import changes, counts, settings_compared, step_range, worth
+from trimtab.report.orders import changes, counts, settings_compared, step_range, stood_still, why
 from trimtab.report.summary import Device, Rank, Summary
 from trimtab_slurm.contents import Profile
 
@@ -72,7 +72,8 @@ def render(profile: Profile, summary: Summary) -> str:
         settings=list(enumerate(summary.training.settings, start=1))[-MOST_ROWS:] if summary.training else [],
         compared=settings_compared(summary.training) if summary.training else "",
         changes=changes,
-        worth=worth,
+        why=why,
+        stood_still=stood_still,
         step_range=step_range,
         counts=counts,
         stacks=(summary.training.stacks if summary.training else ())[:MOST_STACKS],

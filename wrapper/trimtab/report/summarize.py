@@ -62,6 +62,11 @@ def shape_name(training: TrainingProfile) -> str:
     return f"TP{tensor} × PP{pipeline} × DP{data}"
 
 
+def carried_out(training: TrainingProfile) -> int:
+    """How many orders were carried out."""
+    return int((training.orders["outcome"] == "carried out").sum()) if training.orders else 0
+
+
 def _ranks(training: TrainingProfile, figures: Training) -> Iterator[Rank]:
     """With the layers that their stage holds now: the table has those that they began with."""
     held = {stage.stage: stage.layers for stage in figures.stages}

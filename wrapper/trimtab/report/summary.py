@@ -264,6 +264,8 @@ class Attempt:
     nodes: tuple[str, ...] = ()
     shape: str = ""
     """TP, PP and DP; empty: no training is recorded."""
+    orders: int = 0
+    """Orders that were carried out in it."""
     first_step: int | None = None
     last_step: int | None = None
     waited_seconds: float | None = None

@@ -29,7 +29,7 @@ from trimtab.report.figures import (
     slowest_first,
     step_shares,
 )
-from trimtab.report.orders import changes, counts, innermost, settings_compared, step_range, worth
+from trimtab.report.orders import changes, counts, innermost, settings_compared, step_range, why, worth
 from trimtab.report.summary import Attempt, Device, Order, Stack, Summary, Training
 from trimtab.terminal import bullet, ruled_table, show_parts
 from trimtab.wording import (
@@ -219,7 +219,7 @@ def _orders(orders: Sequence[Order]) -> RenderableType:
         text = Text(plain(order.kind), style="bold")
         text.append(plain(f": {changed}" if (changed := changes(order)) else "", 300), style="not bold")
         text.append(f" ({plain(order.outcome, 300)})", style="not bold")
-        for line in (plain(order.reason, 300), worth(order)):
+        for line in (plain(why(order), 300), worth(order)):
             text.append(f"\n{line}" if line else "", style="not bold dim")
         table.add_row(str(order.number), f"step {order.step}", text)
     _left_out(table, len(orders) - len(shown), "earlier orders")
