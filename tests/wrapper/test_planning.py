@@ -556,6 +556,31 @@ def reshaped(profile, layout, microbatches="8", recomputed_layers="0|0", first_s
     return dataclasses.replace(profile, training=dataclasses.replace(profile.training, settings=table))
 
 
+@pytest.mark.parametrize(("shares", "triggered"), [((6, 5, 5), False), ((7, 5, 4), True)])
+def test_shares_that_are_unequal_because_they_must_be_set_no_replicas_apart(case, profiles, shares, triggered):
+    """Three replicas of 16 microbatches, all equally fast."""
+    profile = noisy(profiles.make(data=3, head_seconds=0.0, microbatches=1, steps=80))
+    training = with_job(profiles, profile, batch=Batch(2, 32)).training
+    of_row = np.array(shares)[training.stages["replica"]]
+    scaled = {name: training.stages[name] * of_row for name in ("forward_seconds", "backward_seconds", "tokens")}
+    shares_text = "|".join(map(str, shares))
+    table = {"step": [0], "layout": ["Etttt|ttttL"], "microbatches": [shares_text], "recomputed_layers": ["0|0"]}
+    training = dataclasses.replace(
+        training,
+        stages=training.stages | scaled,
+        steps=training.steps | {"global_batch_size": np.full(80, 32)},
+        settings={name: np.array(column) for name, column in table.items()},
+    )
+    found = answer(case(dataclasses.replace(profile, training=training)))
+    assert found.case.detection.triggered is triggered
+    assert found.case.diagnosis.cause == "none"
+    back = considered(found, Kind.MICROBATCHES)
+    if triggered:
+        assert (back.verdict, back.plan.microbatches) == (Verdict.CHOSEN, (6, 5, 5))
+    else:
+        assert back.obstacle == "the replicas' shares are the best whole ones already"
+
+
 def test_a_plan_begins_with_what_the_ranks_were_reshaped_to(case, profile):
     found = answer(case(reshaped(profile, "Ettttt|tttL")))
     assert found.case.situation.plan.layout == Layout((5, 3), 2)

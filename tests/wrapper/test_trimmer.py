@@ -14,7 +14,7 @@ from trimtab.trimming.surroundings import Advice, Surroundings
 from trimtab.trimming.trimmer import Sight, Trimmer
 
 POLICY = Balance(window_steps=4, trigger_windows=2, cooldown_seconds=30)
-BEFORE, AFTER = Setting(Layout((4, 4), 2), (8,), (0, 0)), Setting(Layout((5, 3), 2), (8,), (0, 0))
+BEFORE, AFTER = Setting(Layout((4, 4), 2), (8,), (0, 0)), Setting(Layout((5, 3), 2), (8, 8), (0, 0))
 WARM = WARM_UP_STEPS
 TRIGGERED = WARM + POLICY.window_steps * POLICY.trigger_windows
 HEAVY = Fault("intrinsic", ((0, 1),))

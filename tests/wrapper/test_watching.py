@@ -1,8 +1,10 @@
 import dataclasses
 
+import pytest
+
 from trimtab.account import MOST_BEHIND_STEPS
 from trimtab.balance.detect import WARM_UP_STEPS, Detection
-from trimtab.protocol import Balance, Hello, StepReport
+from trimtab.protocol import Balance, Hello, Layout, Setting, StepReport
 from trimtab.watching import Assembly, Lookout, Sight
 
 POLICY = Balance(window_steps=4, trigger_windows=2)
@@ -19,13 +21,18 @@ def report(rank, step, compute=1.0):
     return StepReport(rank, step, 0.0, 2.0, compute / 3, compute * 2 / 3, 4, 1024, 65536, 0)
 
 
-def sights(places, computes):
+def setting(places, microbatches=(4, 4), layers=2):
+    replicas, stages = (max(index) + 1 for index in zip(*places, strict=True))
+    return Setting(Layout((layers,) * stages, stages), microbatches[:replicas], (0,) * stages)
+
+
+def sights(places, computes, microbatches=(4, 4)):
     """What a lookout sees at each step; `computes` [steps][places]."""
     assembly, lookout, seen = Assembly(len(places)), Lookout(POLICY), {}
     for step, compute in enumerate(computes, start=1):
         for rank, seconds in enumerate(compute):
             if whole := assembly.add(report(rank, step, seconds), ranks(places)):
-                seen[step] = lookout.see(whole)
+                seen[step] = lookout.see(whole, setting(places, microbatches))
     found = {step: dataclasses.replace(sight, window=None) for step, sight in seen.items()}
     return {step: sight for step, sight in found.items() if sight != Sight()}
 
@@ -86,6 +93,19 @@ def test_with_several_replicas_the_replica_is_named_and_none_is_probed():
     assert seen == {WARM + 8: Sight(text)}
 
 
+@pytest.mark.parametrize(
+    ("microbatches", "computes", "apart"),
+    [
+        ((5, 4), [1.25, 1.25, 1.0, 1.0], False),  # a microbatch more, which one of the two has to take
+        ((5, 4), [1.25, 1.25, 1.2, 1.0], True),
+        ((6, 3), [1.0, 1.0, 1.0, 1.0], False),  # shifted, as replica 1 takes twice as long for each
+        ((6, 3), [1.0, 1.0, 0.5, 0.5], True),  # which it no longer does
+    ],
+)
+def test_replicas_are_apart_by_what_they_take_for_what_they_have_to_do(microbatches, computes, apart):
+    assert bool(sights(TWO, [computes] * (WARM + 8), microbatches)) is apart
+
+
 def test_one_stage_is_neither_watched_nor_probed():
     assert sights([(0, 0)], [[1.0]] * 40) == {}
 
@@ -93,17 +113,17 @@ def test_one_stage_is_neither_watched_nor_probed():
 def test_another_setting_begins_anew_and_what_was_found_under_the_one_before_has_ended():
     assembly, lookout = Assembly(len(ONE)), Lookout(POLICY)
 
-    def see(steps, setting):
+    def see(steps, layers):
         for step in steps:
             for rank, seconds in enumerate(SLOW):
                 if whole := assembly.add(report(rank, step, seconds), ranks(ONE)):
-                    sight = lookout.see(whole, setting)
+                    sight = lookout.see(whole, setting(ONE, layers=layers))
         return sight
 
     last = WARM + 8
-    assert see(range(1, last + 1), "before").window.last_step == last
+    assert see(range(1, last + 1), 2).window.last_step == last
     detection = lookout.detection
     assert (detection.since_step, detection.place, len(detection.windows)) == (WARM + 1, (0, 2), 1)
-    assert see([last + 1], "after") == Sight()
+    assert see([last + 1], 3) == Sight()
     assert lookout.detection == Detection((), ())
-    assert see(range(last + 2, last + WARM + 9), "after").event is not None
+    assert see(range(last + 2, last + WARM + 9), 3).event is not None

@@ -1,12 +1,12 @@
 """What the wrapper makes of the ranks' reports while they train: whole steps, and a watch for imbalance over them."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trimtab.account import MOST_BEHIND_STEPS
 from trimtab.balance.detect import Detection, Finding, Imbalance, Watch, observe
 from trimtab.balance.measuring.steps import Step, assemble
-from trimtab.protocol import Balance, Hello, StepReport
+from trimtab.protocol import Balance, Hello, Setting, StepReport
 
 
 class Assembly:
@@ -61,10 +61,12 @@ class Lookout:
         """What the steps under the setting in force have shown: of the windows the last one alone."""
         return Detection((self._window,) if self._window else (), (self._found,) if self._found else ())
 
-    def see(self, step: Step, setting: Hashable = None) -> Sight:
-        """What the next whole step has shown, and under which setting it was taken."""
+    def see(self, step: Step, setting: Setting) -> Sight:
+        """What the next whole step, taken under a setting, has shown: places are apart by what they take for what they
+        have to do."""
         before = self._watch or Watch(step.places, self._policy, setting)
-        self._watch, window = observe(before, step.step, step.compute_seconds, setting)
+        seconds = [stage.compute_seconds / setting.loads[stage.replica] for stage in step.stages]
+        self._watch, window = observe(before, step.step, seconds, setting)
         if setting != before.setting:
             self._window = self._found = None
         if window is None:

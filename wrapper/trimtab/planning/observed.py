@@ -42,9 +42,11 @@ class Observed:
     @cached_property
     def detection(self) -> Detection:
         """What the whole record shows."""
-        numbers = self.settings.numbers(self.matrix.steps).tolist()
+        numbers = self.settings.numbers(self.matrix.steps)
         steps, places = self.matrix.steps.tolist(), self.matrix.places
-        return detect(self.matrix.compute_seconds, steps, places, self.job.balance, numbers)
+        loads = np.array([each.loads for each in (self.first_setting, *self.settings.settings)])  # [N, R]
+        seconds = self.matrix.compute_seconds / loads[numbers][:, [replica for replica, _ in places]]
+        return detect(seconds, steps, places, self.job.balance, numbers.tolist())
 
     @cached_property
     def time_seconds(self) -> Floats:

@@ -37,6 +37,15 @@ class Setting:
         multiple = self.layout.stages if self.layout.virtual > 1 else 1
         return self.microbatches == even_shares(sum(self.microbatches), len(self.microbatches), multiple)
 
+    @property
+    def loads(self) -> tuple[float, ...]:
+        """[R] what each replica has to do over the mean because microbatches cannot be shared out equally.
+
+        1 where they were shifted: that was done for all to take equally long.
+        """
+        counts, replicas = self.microbatches, len(self.microbatches)
+        return tuple(count * replicas / sum(counts) if self.even else 1.0 for count in counts)
+
     def obstacle(self, job: Job, shape: Shape) -> str:
         """Why ranks of this job and shape cannot run it; empty: they can."""
         layout, parallel, batch = self.layout, job.parallel, job.batch

@@ -113,7 +113,7 @@ class Trimmer:
         """The next whole step."""
         if step.step < self._first_step:
             return Sight()  # of the setting before, and late
-        seen = self._lookout.see(step, self.setting.fingerprint)
+        seen = self._lookout.see(step, self.setting)
         if seen.probe:
             self._unprobed = set(self._ranks)
         elif seen.window:

@@ -31,7 +31,7 @@ from trimtab.balance.diagnosing.links import SlowLink, slow_links, typical_trans
 from trimtab.balance.diagnosing.whatif import Coalition, coalition_values, shapley
 from trimtab.balance.pipeline.replay import Replays
 from trimtab.balance.plan import Floats, Place
-from trimtab.protocol import Balance
+from trimtab.protocol import Balance, even_shares
 
 _MENDABLE = (INTRINSIC, HARDWARE, DATA)
 _COSTS = (*_MENDABLE, UNKNOWN)
@@ -173,8 +173,9 @@ class _Pipelines:
         _, replicas, chunks, _ = durations.forward_seconds.shape
         of_shape = durations.schedule, durations.stages, chunks
         self._replays = Replays(*of_shape, durations.passes)
-        # Unequal shares are a remedy at work: what they make up for costs what it would with equal ones.
-        self._equal = Replays(*of_shape, (round(sum(durations.passes) / replicas),) * replicas)
+        # Shifted shares are a remedy at work: what they make up for costs what it would with those of the beginning.
+        multiple = durations.schedule.microbatch_multiple(durations.stages)
+        self._even = Replays(*of_shape, even_shares(sum(durations.passes), replicas, multiple))
         self._crossings = 2 * max(durations.passes) * chunks // durations.stages
         self._durations, self._factors = durations, factors
         measured = durations.transfer_seconds
@@ -196,7 +197,7 @@ class _Pipelines:
         return self._longest(self._replays, forward, backward, self._transfer)
 
     def step_seconds(self, mended: Coalition, *, noise: bool) -> Floats:
-        """[T] with equal shares and the causes of these indices mended, with or without what is unexplained."""
+        """[T] with even shares and the causes of these indices mended, with or without what is unexplained."""
         names = {_MENDABLE[index] for index in mended}
         forward, backward = self._factors.seconds(
             intrinsic=INTRINSIC not in names,
@@ -205,7 +206,7 @@ class _Pipelines:
             rest=noise,
         )
         transfer = self._mended_transfer if HARDWARE in names else self._transfer
-        return self._longest(self._equal, forward, backward, transfer)
+        return self._longest(self._even, forward, backward, transfer)
 
     def ideal_seconds(self) -> float:
         """Every computation takes the mean of its kind over the job, every transfer the median."""
@@ -216,7 +217,7 @@ class _Pipelines:
         )
         used = self._transfer[self._transfer > 0]
         transfer = np.where(self._transfer > 0, np.median(used) if len(used) else 0.0, 0.0)
-        return float(self._longest(self._equal, forward, backward, transfer).mean())
+        return float(self._longest(self._even, forward, backward, transfer).mean())
 
     def _longest(self, replays: Replays, forward: Floats, backward: Floats, transfer: Floats) -> Floats:
         pipelines = replays.duration_seconds(forward, backward, transfer)
