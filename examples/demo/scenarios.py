@@ -186,6 +186,15 @@ SCENARIOS = {
         time_limit="8:00:00",
         act=leave_when_settled,
     ),
+    "fewer": Scenario(
+        job="demo/fewer.toml",
+        expect="a restart shows what one takes; then node n2 becomes slow, and there is no other: the job gives it "
+        "back, and goes on with the two that are left",
+        nodes=3,
+        inject="kill:rank=1,step=12,attempt=0;slow:node=n2,from_step=30,factor=4",
+        time_limit="8:00:00",
+        act=leave_when_settled,
+    ),
     "no-spare": Scenario(
         job="demo/replicas.toml",
         expect="node n2 becomes slow at step 30, and there is no other: microbatches move to n1",

@@ -119,10 +119,26 @@ def test_a_wish_for_another_shape_goes_to_the_next_attempt():
     wish = Restart(parallel, batch, nodes=4, exclude=("n2",), reason="n2 is slow")
     came = after(end_of(replace(SAVED, why=Why.RESHAPE), restart=wish))
     assert (came.again, came.nodes, came.excluded) == (True, 4, ("n2",))
-    assert came.told == "the job begins again: n2 is slow; without n2 (n2 is slow)"
+    assert came.told == "the job begins again: n2 is slow; without n2 (slow)"
     wanted = came.chain.wanted
     assert (wanted.job, wanted.nodes, wanted.parallel, wanted.batch) == (fingerprint(JOB_FILE), 4, parallel, batch)
     assert wanted.setting.microbatches == (2, 2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "exclude", "kept"),
+    [
+        (2, (), ("n1", "n2")),  # another shape on the same nodes
+        (1, ("n2",), ("n1",)),
+        (1, (), ("n1",)),
+        (1, ("n1",), ()),  # whose batch script this is
+        (2, ("n2",), ()),  # another node is needed
+        (3, (), ()),
+    ],
+)
+def test_what_the_allocation_has_needs_no_requeue(nodes, exclude, kept):
+    wish = Restart(Parallel(), Batch(2, 24), nodes, exclude, "it is better")
+    assert after(end_of(replace(SAVED, why=Why.RESHAPE), restart=wish)).kept == kept
 
 
 LARGE = replace(JOB_FILE, batch=Batch(2, 24))
@@ -143,9 +159,10 @@ def without_n2():
     )
 
 
-def test_a_job_goes_on_without_a_slow_node_though_none_is_to_spare():
+def test_a_job_goes_on_at_once_without_a_slow_node_though_none_is_to_spare():
     came = without_n2()
-    assert (came.again, came.nodes, came.excluded) == (True, 3, ("n2",))
+    assert (came.again, came.nodes, came.excluded, came.kept) == (True, 3, ("n2",), ("n1", "n3", "n4"))
+    assert came.told == "the job begins again: n2 is slow; without n2 (slow); at once, on n1, n3, n4, which it has"
     assert infeasible(STATE_ON_FOUR, ALL_TAKEN, came.excluded, came.nodes) == ""
     assert beginning(came.chain, LARGE, world_size=6).setting == replace(ON_FOUR.setting, microbatches=(4, 4, 4))
 
@@ -178,8 +195,8 @@ def test_where_the_partition_is_not_known_nothing_is_changed():
 @pytest.mark.parametrize(
     ("hours", "new_node", "nodes", "excluded", "told"),
     [
-        (1, "DOWN", None, ("n2",), "without n2 (n2 is slow)"),
-        (1, "IDLE", 4, ("n2",), "without n2 (n2 is slow); on 4 nodes again"),  # in the place of n2
+        (1, "DOWN", None, ("n2",), "without n2 (slow)"),
+        (1, "IDLE", 4, ("n2",), "without n2 (slow); on 4 nodes again"),  # in the place of n2
         (25, "DOWN", 4, (), "no longer left out: n2; on 4 nodes again"),
     ],
 )

@@ -268,6 +268,16 @@ def test_spare_nodes_take_the_places_of_as_many_slow_ones():
     assert fewer.plan.microbatches == (6,) * 5
 
 
+NAMES = ("n1", "n2", "n3", "n4")
+
+
+@pytest.mark.parametrize(("slow", "obstacle"), [("n2", ""), ("n1", "--ntasks=4 fixes it")])
+def test_a_number_of_nodes_that_is_fixed_for_a_requeue_does_not_keep_a_job_from_giving_nodes_back(slow, obstacle):
+    """But that of the batch script."""
+    state = four_nodes(slow=slow, allocation=NAMES, fixed_nodes="--ntasks=4 fixes it")
+    assert found(Kind.FEWER, state).obstacle == obstacle
+
+
 @pytest.mark.parametrize(
     ("state", "obstacle"),
     [

@@ -418,6 +418,25 @@ def test_a_job_that_cannot_be_begun_again_is_not_restarted(kind):
     assert verdict(cannot, kind) is Verdict.IMPOSSIBLE
 
 
+@pytest.mark.parametrize(
+    ("kind", "exclude", "nodes", "possible"),
+    [
+        (Kind.REQUEUE, (), None, True),  # another shape of the same ranks
+        (Kind.FEWER, ("n2",), 1, True),
+        (Kind.FEWER, ("n1",), 1, False),  # which runs the batch script
+        (Kind.EXCLUDE, ("n2",), None, False),
+    ],
+)
+def test_a_job_that_slurm_does_not_requeue_begins_again_on_nodes_that_it_has(kind, exclude, nodes, possible):
+    fault = Fault("hardware") if kind in REMEDIES["hardware"] else Fault("intrinsic")
+    one = dataclasses.replace(candidate(kind, 0.5), exclude=exclude, nodes=nodes)
+    state = situation(fault=fault, allocation=("n1", "n2"), no_requeue="--no-requeue")
+    decision = weigh(every(one), state, POLICY, Ledger().endured(fault, 100.0))
+    assert (decision.order is not None) == possible
+    if not possible:
+        assert next(one.reason for one in decision.considered if one.kind is kind) == "--no-requeue"
+
+
 def one_stage_a_node(slowness, *, microbatches=6, shares=(2, 2, 2, 2)):
     """Four replicas of four stages, each stage on a node of its own with no other to spare: the second is slow."""
     speeds = np.ones((4, 4))

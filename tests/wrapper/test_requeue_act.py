@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab import sandbox as boxes
-from trimtab.requeue.act import Requeued, requeue
+from trimtab.requeue.act import Requeued, give_back, requeue
 from trimtab_slurm.cluster import CommandLineClient, JobState, Node, SlurmError, SlurmSilent
 
 STAYS = "its number of nodes stays: {} fixes it, which sbatch need not be told"
@@ -71,6 +71,12 @@ class ScriptedSlurm:
 
         return self._answer((excluded, nodes), act)
 
+    def shrink(self, job, nodes):
+        def act():
+            self.state = replace(self.state, nodes=tuple(nodes))
+
+        return self._answer(f"shrink {job.name}", act)
+
 
 def _requeue(slurm, *, excluded=("n2",), nodes=1, job=JOB, **options):
     return requeue(slurm, job, excluded=excluded, nodes=nodes, sleep=lambda _seconds: None, **options)
@@ -80,6 +86,25 @@ def test_a_job_is_requeued_and_then_updated():
     slurm = ScriptedSlurm()
     assert _requeue(slurm) == Requeued(True, "on 1 node without n2")
     assert slurm.asked == ["job", "nodes of main", "requeue 7", "job", (("n2",), 1), "job"]
+
+
+@pytest.mark.parametrize("silences", [[], ["before"], ["after"], ["", "before"], ["", "after", "before"]])
+def test_nodes_are_given_back_once(silences, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
+    slurm = ScriptedSlurm(silences=silences)
+    give_back(slurm, JOB, ("n1",))
+    assert slurm.state.nodes == ("n1",)
+    assert slurm.asked.count("shrink 7") == 1
+
+
+@pytest.mark.parametrize(
+    ("state", "told"), [(None, "job 7 is no longer known"), (replace(JOB, state="COMPLETING"), "job 7 is COMPLETING")]
+)
+def test_a_job_that_ends_gives_back_no_nodes(state, told):
+    slurm = ScriptedSlurm(state)
+    with pytest.raises(SlurmError, match=told):
+        give_back(slurm, JOB, ("n1",))
+    assert slurm.asked == ["job"]
 
 
 def test_an_arrays_task_names_itself():

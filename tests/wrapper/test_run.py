@@ -8,6 +8,7 @@ import pytest
 
 from tests.wrapper.slurm_states import RUNNING_JOB
 from trimtab import run
+from trimtab.afterwards import Next
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.launch import Allocation, LaunchError
@@ -17,7 +18,7 @@ from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain, Exclusion
 from trimtab.requeue.shapes import beginning
-from trimtab_slurm.cluster import Node, SlurmSilent
+from trimtab_slurm.cluster import Node, SlurmError, SlurmSilent
 
 NODES = ("n1", "n2")
 JOB = Job(model=Model(layers=8), parallel=Parallel(pipeline=2))
@@ -33,6 +34,7 @@ class Slurm:
     def __init__(self, *states, silences=0):
         self.states = {state.job_id: state for state in states}
         self.silences, self.killed = silences, []
+        self.refusal, self.done = "", []
 
     def _answer(self, answer):
         self.silences -= 1
@@ -48,6 +50,16 @@ class Slurm:
 
     def nodes(self, _partition=""):
         return tuple(Node(name, "ALLOCATED", ("main",), (), 4, 8000, 0) for name in NODES)
+
+    def requeue(self, job):
+        self.done.append("requeue")
+        self.states[job.job_id] = replace(job, state="COMPLETING", restart_count=job.restart_count + 1)
+
+    def shrink(self, job, nodes):
+        if self.refusal:
+            raise SlurmError(self.refusal)
+        self.done.append(nodes)
+        self.states[job.job_id] = replace(job, nodes=nodes)
 
     def signal_steps(self, job, name, number):
         self.killed.append((job.job_id, name, number))
@@ -117,6 +129,39 @@ def test_what_a_restart_takes_is_known_from_the_first_step_after_it(within):
     assert run._surroundings(prepared, chain, Taken(21, 1230.0)).restart_seconds == 30.0
 
 
+def test_a_job_that_has_given_nodes_back_goes_on_with_those_that_slurm_says_it_has(within):
+    """Its environment still has all, and its restart count is that of what was submitted."""
+    chain = Chain((attempt(),))
+    store.save(within.directory, chain)
+    prepared = within(known=Slurm(replace(STATE, nodes=("n1",))))
+    assert prepared.start.allocated.nodes == ("n1",)
+    assert prepared.start.shape.world_size == 1
+
+
+def test_nodes_that_are_not_needed_are_given_back_and_the_job_goes_on_at_once(within):
+    prepared = within()
+    assert run.begin_again(prepared, Next(Chain(), again=True, told="", kept=("n1",)))
+    assert prepared.slurm.done == [("n1",)]
+
+
+def test_where_nodes_cannot_be_given_back_the_job_is_requeued(within, capsys):
+    prepared = within()
+    prepared.slurm.refusal = "Requested operation is presently disabled"
+    assert not run.begin_again(prepared, Next(Chain(), again=True, told="", kept=("n1",)))
+    assert prepared.slurm.done == ["requeue"]
+    assert "nodes cannot be given back: Requested operation is presently disabled" in capsys.readouterr().out
+
+
+def test_a_job_that_slurm_is_ending_is_not_said_to_begin_again(within):
+    prepared = within()
+    prepared.slurm.states[7] = replace(STATE, state="COMPLETING")
+    after = run.conclude(prepared, prepared.chain.begun(attempt()), END)
+    assert (after.again, after.told) == (
+        False,
+        "not requeued: Slurm is ending it, and not for its time limit, so it was cancelled or has failed (COMPLETING)",
+    )
+
+
 def test_an_attempt_that_was_overtaken_does_not_begin_again(within):
     prepared = within()
     store.save(within.directory, Chain((attempt(job_id=8, started_seconds=1001.0),)))
@@ -168,7 +213,7 @@ def test_what_outlives_the_wrapper_goes_on_after_an_attempt_of_its_own_and_forge
     prepared, begun = within(), []
     monkeypatch.setattr(run, "prepare", lambda *_: prepared)
     monkeypatch.setattr(run, "begin_again", lambda _, after: begun.append(after))
-    monkeypatch.setattr(run, "_ignore_signals", lambda: None)
+    monkeypatch.setattr(run.signal, "pthread_sigmask", lambda *_: None)
     monkeypatch.setattr(run, "_taken", lambda *_: (END.first, END.last))
     assert run.outlived(prepared.job_file, 1, signal.SIGKILL).exit_code == 128 + 9
     assert [after.again for after in begun] == [True] * again

@@ -34,7 +34,8 @@ class Played:
     def __init__(self, run: Run, code: int):
         self.text, self.code = run.text, code
         files = sorted((run.sandbox / "profiles/sandbox" / str(run.job_id)).glob("*.h5"))
-        self.trainings = [profile.read(file).training for file in files]
+        profiles = [profile.read(file) for file in files]
+        self.trainings = [one for found in profiles for one in (*found.earlier_trainings, found.training)]
         self.chain, _ = store.load(run.directory / "checkpoints" / str(run.job_id))
         self.job = job_from_json(self.trainings[0].attributes["job"])
 
@@ -155,6 +156,18 @@ def test_hardware_a_slow_node_is_left_behind_where_there_is_another(stage):
     assert (before.nodes, last.nodes) == (("n1", "n2"), ("n1", "n3"))
     assert [exclusion.node for exclusion in played.chain.exclusions] == ["n2"]
     assert played.orders[-1][0] == "exclude a node"
+    played.assert_whole(last.last_step)
+    assert last.last_step >= before.last_step + 60
+
+
+def test_fewer_a_slow_node_is_given_back_and_the_job_goes_on_at_once_in_its_allocation(stage):
+    played = stage.play("fewer")
+    *_, before, last = played.chain.attempts
+    assert (before.nodes, last.nodes) == (("n1", "n2", "n3"), ("n1", "n3"))
+    assert (before.restart_count, last.restart_count) == (1, 1)
+    assert last.setting.microbatches == (2, 1)
+    assert played.orders[-2:] == [("run on fewer nodes", "given"), ("run on fewer nodes", "carried out")]
+    assert last.first_step == before.last_step + 1
     played.assert_whole(last.last_step)
     assert last.last_step >= before.last_step + 60
 

@@ -1,14 +1,16 @@
-"""What comes after an attempt: whether the job begins again, on which nodes, and in which shape. Pure."""
+"""What comes after an attempt: whether the job begins again, where, and in which shape. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from trimtab.balance.deciding.situation import kept_nodes
 from trimtab.outcome import Why
 from trimtab.protocol import Job, JobError, setting_of
 from trimtab.ranks import End
 from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
 from trimtab.requeue.exclusions import exclude, spare
 from trimtab.requeue.limits import why_not
+from trimtab.wording import listed
 from trimtab_slurm.cluster import JobState, Node
 
 AGAIN = (Why.TIME_LIMIT, Why.PREEMPTED, Why.RESHAPE, Why.FAILED, Why.HUNG, Why.NOT_STARTED)
@@ -24,13 +26,16 @@ class Next:
     chain: Chain
     """As it is to be kept."""
     again: bool
-    """Whether the job is to be requeued."""
+    """Whether the job is to begin again: requeued, unless nodes are `kept`."""
     told: str
     """Why, or why not; empty: there is nothing to say."""
     nodes: int | None = None
     """How many the next attempt needs; None: as the job asked for, which may be a range."""
     excluded: tuple[str, ...] = ()
     """The job's whole list of nodes to leave out."""
+    kept: tuple[str, ...] = ()
+    """Nodes of the allocation on which the job begins again at once, the others given back: no queue to wait in. Empty:
+    it is requeued."""
 
 
 def what_next(
@@ -76,9 +81,12 @@ def what_next(
         nodes = first
         chain = replace(chain, wanted=None)  # it is for fewer ranks
         again = f"on {nodes} nodes again"
+    kept = kept_nodes(attempt.nodes, end.restart.exclude, end.restart.nodes) if end.restart is not None else ()
+    if kept:
+        again = f"at once, on {listed(kept)}, which it has"
     told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told, again)))
     changed = end.restart is not None or nodes != len(attempt.nodes)
-    return Next(chain, again=True, told=told, nodes=nodes if changed else None, excluded=left_out.nodes)
+    return Next(chain, True, told, nodes if changed else None, left_out.nodes, kept)
 
 
 def _obstacle(chain: Chain, end: End, job_file: Job, job: JobState | None) -> str:
@@ -140,7 +148,7 @@ def _wanted(chain: Chain, end: End, job_file: Job, ran: Job) -> Wanted | None:
 def _faulty(chain: Chain, end: End, now_seconds: float) -> tuple[Exclusion, ...]:
     """Nodes that were slow, are lost, or were where the last two attempts failed."""
     if end.restart is not None:
-        return tuple(Exclusion(node, end.restart.reason, now_seconds) for node in end.restart.exclude)
+        return tuple(Exclusion(node, "slow", now_seconds) for node in end.restart.exclude)
     outcome = end.outcome
     before: tuple[Attempt, ...] = chain.attempts[-2:-1]
     twice = bool(before) and before[0].node == outcome.node

@@ -1,6 +1,7 @@
 """Work beside the event loop that nobody has to wait for in the end."""
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,8 @@ async def in_background(work: Callable[[], Result]) -> Result:
             future.set_result(result)  # type: ignore[arg-type]
 
     def run() -> None:
+        # They are the main thread's: where it holds them back, they shall wait, and not come in here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         result, error = None, None
         try:
             result = work()

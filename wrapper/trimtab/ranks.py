@@ -131,15 +131,16 @@ class Ranks:
         self._server = ControlServer(self._receive, self._lose)
 
     async def train(self) -> End:
-        """Train."""
+        """Train. Signals are heard meanwhile alone: before and after they are held back."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal, number)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # which were held back until somebody heard them
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
         await asyncio.sleep(0)
         exit_code = 0
         if self._stop is None:
             exit_code = await self._see_ranks_through()
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         return End(
             outcome=self._roll.outcome(exit_code, self._stop, self._hung),
             first=self._first,

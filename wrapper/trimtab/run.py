@@ -1,6 +1,7 @@
-"""`trimtab run`: the batch script's one command. One attempt of a job, from what is left of the one before to the next.
+"""`trimtab run`: the batch script's one command. The attempts of a job, each from what is left of the one before it.
 
-Everything is checked before anything starts. Then the ranks train, and afterwards the job is requeued where that helps.
+Everything is checked before anything starts. Then the ranks train, and afterwards, where that helps, the job begins
+again: at once, on nodes that it has, or requeued.
 """
 
 import asyncio
@@ -50,16 +51,18 @@ class Prepared:
 
 def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     """Check the job against allocation and machine. Raises JobError or LaunchError; nothing is started before it."""
-    allocated = launch.allocation(os.environ, ranks_per_node)
+    allocated, slurm = launch.allocation(os.environ, ranks_per_node), client()
+    state = act.patiently(lambda: slurm.job(allocated.job_id))
+    if state is not None and state.nodes and set(state.nodes) < set(allocated.nodes):
+        allocated = replace(allocated, nodes=state.nodes)  # others were given back, which the environment does not tell
     job = _with_paths(job, allocated)
     chain, damage = _kept(job)
-    if allocated.restart_count == 0:
+    if allocated.restart_count == 0 and not chain.of(allocated.job_id):
         job.shape(allocated.world_size)  # what a user has just asked for is run as it is, or not at all
     begin = beginning(chain, job, allocated.world_size)
     for module in ("torch", "megatron"):
         if importlib.util.find_spec(module) is None:
             raise launch.LaunchError(f"{module} is not installed for {sys.executable}: pip install 'trimtab[train]'")
-    slurm = client()
     if obstacle := _other_job(chain, allocated.job_id, slurm):
         raise launch.LaunchError(
             f"train.checkpoint_directory {job.train.checkpoint_directory}: {obstacle}: wait for its end, or name "
@@ -69,18 +72,27 @@ def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
     start = Start(begin.job, allocated, begin.job.shape(allocated.world_size), address, port)
     told = tuple(filter(None, (damage, begin.told)))
-    return Prepared(job, start, begin, chain, slurm, act.patiently(lambda: slurm.job(allocated.job_id)), told)
+    return Prepared(job, start, begin, chain, slurm, state, told)
 
 
-def run(prepared: Prepared) -> Outcome:
-    """Train, and return how it ended. Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n.
+def run(job: Job, ranks_per_node: int | None) -> Outcome:
+    """Train, in as many attempts as this allocation has, and return how the last one ended.
 
-    Raises LaunchError, and starts nothing, where another attempt has begun since it was prepared.
+    Its exit codes are those of `outcome.ExitCode`, or 128 + n after signal n. Raises as `prepare`, and LaunchError
+    where another attempt has begun since.
     """
+    while True:
+        outcome, here = attempt(prepare(job, ranks_per_node))
+        if not here:
+            return outcome
+
+
+def attempt(prepared: Prepared) -> tuple[Outcome, bool]:
+    """Train once. Returns how that ended, and whether the job begins again in this allocation."""
     start, job = prepared.start, prepared.start.job
     allocated, shape = start.allocated, start.shape
     began_seconds = time.time()
-    attempt = Attempt(
+    begun = Attempt(
         job_id=allocated.job_id,
         restart_count=allocated.restart_count,
         started_seconds=began_seconds,
@@ -88,7 +100,7 @@ def run(prepared: Prepared) -> Outcome:
         shape=shape,
         setting=prepared.begin.setting,
     )
-    chain = prepared.chain.begun(attempt)
+    chain = prepared.chain.begun(begun)
     if unkept := _keep(chain, job):
         print(f"trimtab: {unkept}", flush=True)
     identity = RunIdentity(
@@ -115,7 +127,6 @@ def run(prepared: Prepared) -> Outcome:
             start, prepared.begin.setting, recorder, trimmer, lambda first: _surroundings(prepared, chain, first)
         ).train()
     )
-    _ignore_signals()
     after = conclude(prepared, chain, end)
     if after.told:
         recorder.event("requeue", after.told)
@@ -123,13 +134,12 @@ def run(prepared: Prepared) -> Outcome:
         recorder.finish(end.outcome.exit_code, end.outcome.sentence)
     except OSError as error:  # its journal stays
         print(f"trimtab: the training part of the profile cannot be written: {error}", flush=True)
-    begin_again(prepared, after)
-    return end.outcome
+    return end.outcome, begin_again(prepared, after)
 
 
 def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     """Of the process that outlives the wrapper: what comes after that one was killed by a signal."""
-    _ignore_signals()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # as the wrapper has them once its ranks have ended
     prepared = prepare(job, ranks_per_node)
     allocated, name = prepared.start.allocated, signal.Signals(number).name
     sentence = f"the wrapper was killed by {name}"
@@ -143,15 +153,6 @@ def outlived(job: Job, ranks_per_node: int | None, number: int) -> Outcome:
     return outcome
 
 
-def _ignore_signals() -> None:
-    """Once the ranks have ended: what is left is done within seconds, before Slurm's KillWait is over, or not at all.
-
-    Slurm sends SIGTERM with the requeue that is asked for, and when a node has failed; and children inherit this.
-    """
-    for number in HANDED_ON:
-        signal.signal(number, signal.SIG_IGN)
-
-
 def _end_ranks(prepared: Prepared) -> None:
     """Kill the ranks: without a wrapper they would train on, unrecorded, and wait out SIGTERM."""
     if prepared.state is None:
@@ -163,7 +164,11 @@ def _end_ranks(prepared: Prepared) -> None:
 
 
 def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
-    """Work out what comes after an attempt, and keep it for the next one."""
+    """Work out what comes after an attempt, and keep it for the next one.
+
+    Signals are held back, from here on and in what is started: Slurm sends SIGTERM with the requeue that is asked for,
+    and when a node has failed. What is left is done within seconds, before its KillWait is over, or not at all.
+    """
     after = what_next(
         chain,
         end,
@@ -177,21 +182,43 @@ def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
         unkept = _keep(after.chain, prepared.start.job)
     except launch.LaunchError as error:
         unkept = str(error)
-    if not unkept:
-        return after
     # What limits a chain is counted in it: without it, a job could begin again for ever.
-    told = (f"not requeued: {unkept}",) if after.again else filter(None, (after.told, unkept))
-    return replace(after, again=False, told="; ".join(told))
+    if obstacle := unkept or (_ending(prepared) if after.again else ""):
+        told = (f"not requeued: {obstacle}",) if after.again else filter(None, (after.told, obstacle))
+        return replace(after, again=False, told="; ".join(told))
+    return after
 
 
-def begin_again(prepared: Prepared, after: Next) -> None:
-    """Have Slurm requeue the job, where that is what comes next; what came of it is printed."""
+def _ending(prepared: Prepared) -> str:
+    """Why Slurm is ending the job; empty: it is not, or does not say: then asking for a requeue will tell."""
+    state = prepared.state
+    try:
+        now = prepared.slurm.job(prepared.start.allocated.job_id)
+    except SlurmError:
+        return ""
+    return act.ending(now) if now and state and not act.is_requeued(now, state) else ""
+
+
+def begin_again(prepared: Prepared, after: Next) -> bool:
+    """Have the job begin again, where that is what comes next; what came of it is printed.
+
+    Returns whether it does so in this allocation.
+    """
     if after.told:
         print(f"trimtab: {after.told}", flush=True)
-    if not after.again or prepared.state is None:
-        return
-    asked = act.requeue(prepared.slurm, prepared.state, excluded=after.excluded, nodes=after.nodes)
+    slurm, state = prepared.slurm, prepared.state
+    if not after.again or state is None:
+        return False
+    if after.kept:
+        try:
+            act.give_back(slurm, state, after.kept)
+        except SlurmError as error:
+            print(f"trimtab: nodes cannot be given back: {error}", flush=True)
+        else:
+            return True
+    asked = act.requeue(slurm, state, excluded=after.excluded, nodes=after.nodes)
     print(f"trimtab: {'requeued' if asked.done else 'not requeued'}: {asked.told}", flush=True)
+    return False
 
 
 def _taken(directory: Path, started_seconds: float) -> tuple[Taken | None, Taken | None]:
@@ -213,24 +240,25 @@ def _surroundings(prepared: Prepared, chain: Chain, first: Taken | None) -> Surr
     partition = _partition(prepared.slurm, state)
     saved = bool(prepared.job_file.train.checkpoint_directory)
     no_restart = why_not(chain, allocated.job_id, policy, saved=saved)
-    if state is not None and not state.requeueable:
-        no_restart = no_restart or "Slurm has the job as one that is not to be requeued"
+    no_requeue = "" if state is None or state.requeueable else "Slurm has the job as one that is not to be requeued"
     ends_seconds = state.end_seconds if state else None
     now_seconds = time.time()
     left_out = sum(not expired(exclusion, policy, now_seconds) for exclusion in chain.exclusions)
     return Surroundings(
         now_seconds=now_seconds,
-        seconds_left=ends_seconds - now_seconds if ends_seconds and no_restart else None,
+        seconds_left=ends_seconds - now_seconds if ends_seconds and (no_restart or no_requeue) else None,
         spare_nodes=len(spare(state, partition)) if state and partition else None,
         exclusions_left=most_excluded(len(partition), policy) - left_out if partition else None,
+        allocation=allocated.nodes,
         fixed_nodes=_fixed_nodes(state) if state else "",
+        no_requeue=no_requeue,
         no_restart=no_restart,
         restart_seconds=chain.restart_seconds,
     )
 
 
 def _fixed_nodes(state: JobState) -> str:
-    """Why the next attempt cannot have fewer nodes; empty: it can."""
+    """Why a requeued job cannot have fewer nodes; empty: it can."""
     return "the job asks for nodes by name" if state.required_nodes else act.fixed_nodes(state)
 
 

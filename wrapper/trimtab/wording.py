@@ -116,7 +116,7 @@ def span_list(spans: Sequence[tuple[int, int]], limit: int = 8) -> str:
     return shown if len(spans) <= limit else f"{shown} and {len(spans) - limit:,} more"
 
 
-def listed(names: list[str], limit: int = 8) -> str:
+def listed(names: Sequence[str], limit: int = 8) -> str:
     """The first `limit` names, and how many more there are."""
     shown = ", ".join(names[:limit])
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit:,} more"

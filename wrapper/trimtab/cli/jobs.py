@@ -97,7 +97,7 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
       75  stopped before the last step, progress saved where the job file says: requeue or submit again to go on
       128+n  ended by signal n before all ranks had saved
 
-    Where it helps, and the job file allows it, the job has itself requeued instead.
+    Where it helps, and the job file allows it, the job begins again instead, or has itself requeued.
     """
     from trimtab.supervise import outlive
 
@@ -114,7 +114,7 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
         if ended is not None:
             outcome = wrapper.outlived(job, ranks_per_node, -ended)
         else:
-            outcome = wrapper.run(wrapper.prepare(job, ranks_per_node))
+            outcome = wrapper.run(job, ranks_per_node)
     except (JobError, launch.LaunchError, SlurmError) as error:
         refuse(error)
     click.echo(f"trimtab: {outcome.sentence} (exit code {outcome.exit_code})")

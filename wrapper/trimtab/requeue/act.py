@@ -1,8 +1,8 @@
 """Asking Slurm for the next attempt: the thin shell over the client.
 
-The order is requeue, then update. A requeued job waits at least until its batch script has ended, which is this
-process, so no attempt can begin before the update; and if this process is killed between the two, the job merely runs
-once more as it was. A hold in between would be for ever.
+Of a requeue, the order is requeue, then update. A requeued job waits at least until its batch script has ended, which
+is this process, so no attempt can begin before the update; and if this process is killed between the two, the job
+merely runs once more as it was. A hold in between would be for ever.
 
 Every round looks at the job first and does the one thing that is missing, so that what was done without an answer is
 not done twice: Slurm's SIGTERM ends the very command that requeues, and slurmctld may be restarted meanwhile.
@@ -60,6 +60,19 @@ def requeue(
         return asking.result(str(error))
 
 
+def give_back(client: SlurmClient, job: JobState, nodes: Sequence[str]) -> None:
+    """Let a running job go on with some of its nodes alone, the first among them. Raises SlurmError."""
+
+    def ask() -> None:
+        now = client.job(job.job_id)
+        if now is None or now.state not in RUNNING:
+            raise SlurmError(f"job {job.job_id} is {now.state if now else 'no longer known'}")
+        if set(now.nodes) != set(nodes):
+            client.shrink(job, nodes)
+
+    patiently(ask)
+
+
 def patiently(
     ask: Callable[[], _Answer],
     *,
@@ -100,8 +113,7 @@ class _Asking:
         job, now = self._job, self._client.job(self._job.job_id)
         if now is None or now.user != job.user:
             return self.result(f"Slurm no longer knows job {job.job_id}")
-        # It waits, though it runs: slurmctld was restarted, and has forgotten that it had begun.
-        self.requeued = now.restart_count > job.restart_count or now.state == "PENDING"
+        self.requeued = is_requeued(now, job)
         if not self.requeued and (obstacle := why_not(now)):
             return self.result(obstacle)
         if not self._checked:
@@ -166,6 +178,17 @@ def why_not(now: JobState) -> str:
         return "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
     if not now.requeueable:
         return "it was submitted with --no-requeue, or the site's JobRequeue=0 says so: sbatch --requeue allows it"
+    return ending(now)
+
+
+def is_requeued(now: JobState, job: JobState) -> bool:
+    """Whether a job that was once `job` is to begin again already."""
+    # It waits, though it runs: slurmctld was restarted, and has forgotten that it had begun.
+    return now.restart_count > job.restart_count or now.state == "PENDING"
+
+
+def ending(now: JobState) -> str:
+    """Why Slurm is ending a job for good, as far as can be seen; empty: it is not."""
     if now.state in RUNNING or (now.state in ("COMPLETING", "TIMEOUT") and now.reason == "TimeLimit"):
         return ""
     return f"Slurm is ending it, and not for its time limit, so it was cancelled or has failed ({now.state})"

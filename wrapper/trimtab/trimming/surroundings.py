@@ -25,10 +25,14 @@ class Surroundings:
     """Idle nodes that could replace one; None: not known."""
     exclusions_left: int | None = None
     """How many more nodes may be left out; None: as many as there are."""
+    allocation: tuple[str, ...] = ()
+    """The job's nodes, first the one that runs its batch script."""
     fixed_nodes: str = ""
-    """Why the job's number of nodes stays as it is: "--ntasks=4 fixes it"; empty: it may change."""
+    """Why a requeued job's number of nodes stays as it is: "--ntasks=4 fixes it"; empty: it may change."""
+    no_requeue: str = ""
+    """Why Slurm would not requeue the job: it was submitted with --no-requeue; empty: it would."""
     no_restart: str = ""
-    """Why the job cannot be requeued: "requeue.enabled is false"; empty: it can."""
+    """Why the job does not begin again at all: "requeue.enabled is false"; empty: it does."""
     restart_seconds: float | None = None
     """From the last step of an attempt to the first one of the next, as measured; None: it has not been."""
     cores: int | None = None

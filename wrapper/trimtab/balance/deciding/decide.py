@@ -14,7 +14,7 @@ from enum import StrEnum
 from trimtab.balance.deciding.candidates import candidates
 from trimtab.balance.deciding.ledger import Given, Ledger
 from trimtab.balance.deciding.outlook import Candidate
-from trimtab.balance.deciding.situation import Kind, Situation
+from trimtab.balance.deciding.situation import Kind, Situation, kept_nodes
 from trimtab.protocol import Balance
 
 _OF_THE_PLAN = frozenset({Kind.LAYERS, Kind.MICROBATCHES, Kind.RECOMPUTE, Kind.SCHEDULE, Kind.REQUEUE})
@@ -156,8 +156,8 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     verdict, reason = Verdict.WORTH, f"saves {brought} of {_in_words(horizon_seconds)}, {price}"
     if candidate.obstacle:
         verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
-    elif candidate.kind.restarts and situation.no_restart:
-        verdict, reason = Verdict.IMPOSSIBLE, situation.no_restart
+    elif impossible := _no_restart(candidate, situation):
+        verdict, reason = Verdict.IMPOSSIBLE, impossible
     elif candidate.kind is Kind.NOTHING:
         held_against = "what everything else is held against"
         verdict, reason = (
@@ -191,6 +191,14 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
         verdict=verdict,
         reason=reason,
     )
+
+
+def _no_restart(candidate: Candidate, situation: Situation) -> str:
+    """Why the job cannot begin again as a candidate needs it; empty: it can, or need not."""
+    if not candidate.kind.restarts or situation.no_restart:
+        return situation.no_restart if candidate.kind.restarts else ""
+    nodes = candidate.nodes or len(situation.allocation)
+    return "" if kept_nodes(situation.allocation, candidate.exclude, nodes) else situation.no_requeue
 
 
 def _horizon_seconds(situation: Situation, policy: Balance, paid: bool) -> float:

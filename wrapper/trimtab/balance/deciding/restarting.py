@@ -8,7 +8,7 @@ from statistics import fmean
 import numpy as np
 
 from trimtab.balance.deciding.outlook import Candidate, Outlook, best_plan, fastest, fullest, recompute_mode
-from trimtab.balance.deciding.situation import Kind, Situation
+from trimtab.balance.deciding.situation import Kind, Situation, kept_nodes
 from trimtab.balance.deciding.words import counts_text, node_count, split_text
 from trimtab.balance.layouts.equal_layers import spread
 from trimtab.balance.layouts.partition import NoLayout
@@ -130,6 +130,8 @@ def fewer_nodes(outlook: Outlook) -> Candidate:
     if impossible := _no_exclusion(situation, slow):
         return Candidate(kind=Kind.FEWER, obstacle=impossible)
     nodes = len(_all_nodes(situation)) - len(slow) + (situation.spare_nodes or 0)
+    if situation.fixed_nodes and not kept_nodes(situation.allocation, slow, nodes):
+        return Candidate(kind=Kind.FEWER, obstacle=situation.fixed_nodes)
     fewer = _on(nodes, _healthy_speed(situation, slow), situation)
     if isinstance(fewer, str):
         return Candidate(kind=Kind.FEWER, obstacle=fewer)
@@ -147,8 +149,6 @@ def _on(nodes: int, speed: float, situation: Situation) -> Situation | str:
     plan, shape, now = situation.plan, situation.shape, len(_all_nodes(situation))
     if nodes >= now:
         return "idle nodes could replace all that are slow"
-    if situation.fixed_nodes:
-        return situation.fixed_nodes
     if shape.world_size % now:
         return "its nodes have unequal numbers of ranks"
     ranks = shape.world_size // now * nodes

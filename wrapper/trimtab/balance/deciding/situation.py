@@ -1,7 +1,7 @@
 """All that a decision rests on: what runs, what was measured of it, what ails it, and what acting would take."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -107,10 +107,14 @@ class Situation:
     """Idle nodes that could replace one; None: not known."""
     exclusions_left: int | None = None
     """How many more nodes may be left out; None: as many as there are."""
+    allocation: tuple[str, ...] = ()
+    """The job's nodes, first the one that runs its batch script; empty: not known."""
     fixed_nodes: str = ""
-    """Why the job's number of nodes stays as it is; empty: it may change."""
+    """Why a requeued job's number of nodes stays as it is; empty: it may change."""
+    no_requeue: str = ""
+    """Why the job cannot be requeued; empty: it can."""
     no_restart: str = ""
-    """Why the job cannot be begun again; empty: it can."""
+    """Why the job cannot be begun again at all; empty: it can."""
     schedules: tuple[Schedule, ...] = (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED)
     """Those that the ranks can run: of Megatron-core, these two."""
     unsplit: str = ""
@@ -118,3 +122,12 @@ class Situation:
     toll: Toll = Toll()
     now_seconds: float = 0.0
     """On the clock of the ledger's orders."""
+
+
+def kept_nodes(allocation: Sequence[str], exclude: Sequence[str], nodes: int) -> tuple[str, ...]:
+    """Those of a job's nodes that an attempt of `nodes` nodes can do with; empty: it needs others, and a requeue.
+
+    `allocation` as the situation has it: the first node cannot be given back.
+    """
+    good = tuple(node for node in allocation if node not in exclude)
+    return good[:nodes] if good[:1] == tuple(allocation[:1]) and len(good) >= nodes else ()
