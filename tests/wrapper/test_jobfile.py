@@ -118,20 +118,20 @@ def test_a_batch_that_leaves_a_replica_without_a_microbatch_is_refused():
         Job().shape(9)
     assert str(refusal.value) == (
         "batch.global_batch_size = 16: its 8 microbatches are fewer than 1 for each of 9 replicas; "
-        "take a multiple of 2, 18 or more"
+        "take 18, or more by multiples of 2"
     )
 
 
 def test_the_interleaved_schedule_wants_a_multiple_of_the_stages_for_each_replica():
     parallel, batch = {"pipeline": 4, "virtual": 2}, {"global_batch_size": 24}
     assert job_from_dict({"parallel": parallel, "batch": batch}).shares(2) == (8, 4)
-    with pytest.raises(JobError, match=r"12 microbatches are fewer than 4 for each of 4 replicas.* of 8, 32 or more$"):
+    with pytest.raises(JobError, match=r"12 microbatches are fewer than 4 for each of 4 replicas.* take 32, or more"):
         job_from_dict({"parallel": parallel, "batch": batch}).shape(16)
     with pytest.raises(JobError) as refusal:
         job_from_dict({"parallel": parallel, "batch": {"global_batch_size": 12}}).shape(4)
     assert str(refusal.value) == (
         "batch.global_batch_size = 12: its 6 microbatches are no multiple of 4, as the interleaved schedule of 4 "
-        "stages needs; take a multiple of 8"
+        "stages needs; take 8, or more by multiples of 8"
     )
 
 

@@ -448,11 +448,10 @@ class Job:
             return even_shares(self.batch.global_batch_size // size, replicas, multiple)
         except ValueError as error:
             schedule = f", as the interleaved schedule of {multiple} stages needs" if multiple > 1 else ""
-            least = f", {size * multiple * replicas} or more" if replicas > 1 else ""
             raise JobError(
                 "batch.global_batch_size",
                 self.batch.global_batch_size,
-                f"its {error}{schedule}; take a multiple of {size * multiple}{least}",
+                f"its {error}{schedule}; take {size * multiple * replicas}, or more by multiples of {size * multiple}",
             ) from error
 
 
