@@ -90,6 +90,43 @@ def test_unequal_microbatches_are_counted_for_each_replica(profiles):
     assert counts[10].tolist() == [18, 14]
 
 
+@pytest.fixture
+def unequal(profiles):
+    """A function that makes two level replicas of two stages with so many microbatches each, of a second in all."""
+
+    def make(microbatches):
+        counts = np.array([int(count) for count in microbatches.split("|")])
+        profile = profiles.make(tensor=1, data=2, head_seconds=0.0, microbatches=2)
+        stages = dict(profile.training.stages)
+        share = counts[stages["replica"]] / counts.sum()
+        stages |= {"forward_seconds": share / 3, "backward_seconds": share * 2 / 3}
+        ran = settings([1], layouts=("Etttt|ttttL",), microbatches=(microbatches,))
+        return profiles.change(profile, training={"stages": stages, "settings": ran})
+
+    return make
+
+
+def test_replicas_that_must_have_more_to_do_are_not_apart_by_it(unequal):
+    profile = unequal("2|1")
+    training = summarize(profile).training
+    assert training.imbalance.ratio == pytest.approx(0)
+    assert training.settings[0].imbalance_ratio == pytest.approx(0)
+    assert training.cost.imbalance_seconds == pytest.approx(0)
+    assert [stage.compute_seconds for stage in training.stages] == pytest.approx([2 / 3, 2 / 3, 1 / 3, 1 / 3])
+    # Half a second on average, and the larger share takes a third more; a step takes 1.5 s.
+    assert training.shares.unequal_ratio == pytest.approx((2 / 3 - 1 / 2) / 1.5)
+    assert training.shares.fill_ratio == pytest.approx(1 / 2 / 1.5 / 1.5)
+    assert sum(dataclasses.astuple(training.shares)) == pytest.approx(1)
+    each, window = series.imbalance_lines(profile.training, 20)
+    assert set(each.y) == set(window.y) == {0.0}
+
+
+def test_replicas_whose_shares_were_shifted_are(unequal):
+    training = summarize(unequal("3|1")).training
+    assert training.imbalance.ratio == pytest.approx(0.75 / 0.5 - 1)
+    assert training.shares.unequal_ratio == 0
+
+
 def test_stages_of_other_places_than_the_shape_has_are_refused(profile, profiles):
     stages = dict(profile.training.stages)
     stages["replica"] = stages["replica"] + 1

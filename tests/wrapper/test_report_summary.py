@@ -79,14 +79,19 @@ def test_the_shares_of_a_step_add_up(profile):
 
 
 @settings(deadline=None)  # the machine may be busy
-@given(st.lists(st.tuples(st.lists(SECONDS, min_size=3, max_size=3), st.integers(1, 64)), min_size=1, max_size=4))
-def test_an_uneven_pipeline_never_beats_an_even_one(replicas):
+@given(
+    st.lists(st.tuples(st.lists(SECONDS, min_size=3, max_size=3), st.integers(1, 64)), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_an_uneven_pipeline_never_beats_an_even_one(replicas, must_be_unequal):
     places = tuple((replica, stage) for replica in range(len(replicas)) for stage in range(3))
     passes = np.array([[float(count) for _, count in replicas]])
-    times = step_times(np.array([[value for own, _ in replicas for value in own]]), places, passes)
-    assert times.imbalance_seconds[0] >= 0
+    loads = passes / passes.mean() if must_be_unequal else np.ones_like(passes)
+    times = step_times(np.array([[value for own, _ in replicas for value in own]]), places, passes, loads)
+    assert min(times.imbalance_seconds[0], times.unequal_seconds[0]) >= 0
     longest = max(max(own) + (sum(own) - max(own)) / count for own, count in replicas)
-    whole = times.compute_seconds[0] + times.fill_seconds[0] + times.imbalance_seconds[0]
+    parts = (times.compute_seconds, times.fill_seconds, times.unequal_seconds, times.imbalance_seconds)
+    whole = sum(part[0] for part in parts)
     assert whole == pytest.approx(longest)  # rounding of sums of floats
 
 

@@ -28,7 +28,12 @@ def shrunk(profiles):
         ranks={name: column[on_one] for name, column in second.ranks.items()},
     )
     n1, n2 = whole.nodes
-    n1 = dataclasses.replace(n1, events=(*n1.events, Event(whole.start_seconds + 60, "fault", "one")))
+
+    def faults(*moments):
+        return tuple(Event(whole.start_seconds + moment, "fault", str(moment)) for moment in moments)
+
+    n1 = dataclasses.replace(n1, events=(*n1.events, *faults(44, 60)))
+    n2 = dataclasses.replace(n2, events=(*n2.events, *faults(44, 52)))
     samples = {name: column[:45] for name, column in n2.devices[0].samples.items()}
     devices = tuple(dataclasses.replace(device, samples=samples) for device in n2.devices)
     return dataclasses.replace(
@@ -56,7 +61,7 @@ def test_a_profile_of_one_training_or_none_is_as_it_is(profile):
     assert only(bare, 0) is bare
 
 
-def test_each_training_has_its_own_time_nodes_samples_and_events(shrunk):
+def test_each_training_has_its_own_time_nodes_and_samples(shrunk):
     first, second = (only(shrunk, place) for place in range(number_of_trainings(shrunk)))
     start = shrunk.start_seconds
     assert (first.training, second.training) == (shrunk.earlier_trainings[0], shrunk.training)
@@ -66,9 +71,16 @@ def test_each_training_has_its_own_time_nodes_samples_and_events(shrunk):
     assert (first.missing_nodes, second.missing_nodes) == ((), ())
     assert seconds(first, shrunk) == {"n1": [[1, 41]] * 2, "n2": [[1, 41]] * 2}
     assert seconds(second, shrunk) == {"n1": [[52, 100]] * 2}
-    assert [[event.text for event in node.events] for node in first.nodes] == [["started"], ["started"]]
-    assert [[event.text for event in node.events] for node in second.nodes] == [["one"]]
     assert [node.end_seconds - start for node in first.nodes] == [41, 41]
+
+
+def test_what_happens_on_a_node_is_told_with_the_last_training_that_had_begun_there(shrunk):
+    first, second = (only(shrunk, place) for place in (0, 1))
+    assert [[event.text for event in node.events] for node in first.nodes] == [
+        ["started", "44"],
+        ["started", "44", "52"],
+    ]
+    assert [[event.text for event in node.events] for node in second.nodes] == [["60"]]
 
 
 def test_a_node_that_ends_while_the_ranks_start_anew_is_not_theirs(shrunk):

@@ -72,10 +72,13 @@ def step_shares(training: Training) -> tuple[Share, ...]:
     parts = (
         Share("compute", "compute", shares.compute_ratio),
         Share("imbalance", "imbalance", shares.imbalance_ratio),
+        Share("waiting", "waiting for replicas with more microbatches", shares.unequal_ratio),
         Share("fill", "filling and draining the pipeline", shares.fill_ratio),
         Share("other", "other", shares.other_ratio),
     )
-    return parts if len(training.stages) > 1 else (parts[0], parts[3])
+    if len(training.stages) < 2:
+        return parts[0], parts[-1]
+    return tuple(part for part in parts if part.key != "waiting" or part.ratio)
 
 
 def holds(stage: Stage) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.report.spans import spans
+from trimtab.report.spans import loads, spans
 from trimtab.report.stages import Floats, imbalance_by_step, stage_matrix
 from trimtab.report.summary import Device, Summary
 from trimtab_slurm.contents import Profile, TrainingProfile
@@ -95,12 +95,13 @@ def imbalance_lines(training: TrainingProfile, window_steps: int) -> tuple[Line,
     matrix = stage_matrix(training)
     if len(matrix.places) < 2:
         return ()
-    complete = matrix.compute_seconds[matrix.complete]
+    found = spans(training)
+    complete = matrix.relative_seconds(loads(training, found))[matrix.complete]
     steps = matrix.steps[matrix.complete]
     each = thinned("each step", steps, imbalance_by_step(complete) * 100)
     # A window at every step costs window x places each: at the points drawn is enough.
     ends = np.unique(np.linspace(0, len(steps) - 1, MOST_POINTS).astype(np.intp)) if len(steps) else ()
-    firsts = np.searchsorted(steps, [span.first_step for span in spans(training)])
+    firsts = np.searchsorted(steps, [span.first_step for span in found])
     begins = firsts[np.maximum(np.searchsorted(firsts, ends, side="right") - 1, 0)]
     medians = [
         np.median(complete[max(min(begin, end), end + 1 - window_steps) : end + 1], axis=0)

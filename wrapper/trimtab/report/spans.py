@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trimtab.protocol import Layout, Setting
 from trimtab.report.stages import Floats, Rows
 from trimtab_slurm.contents import TrainingProfile
 
@@ -63,6 +64,18 @@ def passes(training: TrainingProfile, found: tuple[Span, ...], virtual: int) -> 
         if len(span.microbatches) == replicas:
             counts[span.rows] = span.microbatches
     return np.maximum(1.0, counts) * virtual
+
+
+def loads(training: TrainingProfile, found: tuple[Span, ...]) -> Floats:
+    """[S, R] what each replica had to do in each step over the mean because microbatches could not be shared out
+    equally; 1 where nothing is recorded."""
+    replicas, stages = int(training.attributes["data"]), int(training.attributes["pipeline"])
+    shares = np.ones((len(training.steps["step"]), replicas))
+    for span in found:
+        if len(span.microbatches) == replicas:
+            setting = Setting(Layout(span.layers, stages), span.microbatches, span.recomputed_layers)
+            shares[span.rows] = setting.loads
+    return shares
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -33,6 +33,10 @@ class StageMatrix:
         """[S, P] forward and backward together."""
         return self.forward_seconds + self.backward_seconds
 
+    def relative_seconds(self, loads: Floats) -> Floats:
+        """[S, P] compute over what the replica had to do, [S, R] with 1 for the mean: what places are compared by."""
+        return self.compute_seconds / loads[:, [replica for replica, _ in self.places]]
+
     @property
     def complete(self) -> npt.NDArray[np.bool_]:
         """[S] whether every place has reported; the last step of a failed job often has not."""
@@ -76,19 +80,24 @@ class StepTimes:
     """What every stage would compute if the same work were spread evenly."""
     fill_seconds: Floats
     """Filling and draining an even pipeline."""
+    unequal_seconds: Floats
+    """What replicas wait for those that have more to do because microbatches cannot be shared out equally."""
     imbalance_seconds: Floats
-    """What the uneven pipeline takes on top of the even one."""
+    """What the uneven pipeline takes on top of all that."""
 
 
-def step_times(compute_seconds: Floats, places: tuple[tuple[int, int], ...], passes: Floats) -> StepTimes:
-    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete; `passes` is [S, R].
+def step_times(
+    compute_seconds: Floats, places: tuple[tuple[int, int], ...], passes: Floats, loads: Floats
+) -> StepTimes:
+    """Times of a 1F1B pipeline from the compute of its places, [S, P], rows complete; `passes` and `loads` are [S, R].
 
     With `passes` microbatches (times model chunks a stage) and stage compute C_s a step, a pipeline takes
     max(C) + (sum(C) - max(C)) / passes: its slowest stage works through all passes, and the others add one pass each
     to fill and drain it (Narayanan et al., 2021, "Efficient Large-Scale Language Model Training on GPU Clusters",
     section 2.2, for even stages). Replicas meet at the end of a step, so the longest counts. An even pipeline has
-    C_s = mean(C) everywhere, and as many passes in each replica; what the real one takes longer is the cost of
-    imbalance. Communication is left out.
+    C_s = mean(C) everywhere, and as many passes in each replica. Where a replica must have more to do, L times the mean
+    (`loads`), it takes (L - 1) mean(C) longer: its compute grows with its passes, and to fill and drain it takes the
+    same. What the real one takes longer than that is the cost of imbalance. Communication is left out.
     """
     replicas = np.array([replica for replica, _ in places])
     pipelines = []
@@ -100,4 +109,6 @@ def step_times(compute_seconds: Floats, places: tuple[tuple[int, int], ...], pas
     mean = compute_seconds.mean(axis=1)
     fill = mean * (stages - 1) / passes.mean(axis=1)
     # An even pipeline is never the longer one; the maximum only removes the rounding error of equal stages.
-    return StepTimes(mean, fill, np.maximum(np.max(pipelines, axis=0) - mean - fill, 0.0))
+    rest = np.maximum(np.max(pipelines, axis=0) - mean - fill, 0.0)
+    unequal = np.minimum(mean * (loads.max(axis=1) - 1), rest)
+    return StepTimes(mean, fill, unequal, rest - unequal)

@@ -43,7 +43,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Imbalance:
-    """Slowest stage over median stage - 1, from the stages' medians over the window."""
+    """Slowest stage over median stage - 1, from the stages' medians over the window; where replicas have unequal shares
+    because they must, over their share."""
 
     ratio: float
     replica: int
@@ -58,13 +59,15 @@ class Imbalance:
 
 @dataclass(frozen=True)
 class StepShares:
-    """Where the time of the window's steps went, by the model of a 1F1B pipeline; the four add up to 1."""
+    """Where the time of the window's steps went, by the model of a 1F1B pipeline; the five add up to 1."""
 
     compute_ratio: float
     fill_ratio: float
     imbalance_ratio: float
     other_ratio: float
     """The rest: communication, optimizer, data, and whatever else held the processes."""
+    unequal_ratio: float
+    """Waiting for the replicas that have more to do because microbatches cannot be shared out equally."""
 
 
 @dataclass(frozen=True)

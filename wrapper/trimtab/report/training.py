@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from trimtab.balance.detect import imbalance_ratio
+from trimtab.balance.plan import Place
 from trimtab.protocol import Layout
 from trimtab.report.gaps import median, most
-from trimtab.report.spans import Span, passes, spans
+from trimtab.report.spans import Span, loads, passes, spans
 from trimtab.report.stages import Floats, Rows, StageMatrix, StepTimes, stage_matrix, step_times
 from trimtab.report.summary import Cost, Imbalance, Order, Setting, Stack, Stage, StepShares, Training
 from trimtab.stacks import shared_stacks
@@ -41,14 +42,15 @@ def training_figures(training: TrainingProfile) -> Training:
     stages = _stages(training, matrix, found[current], window)
     job = json.loads(str(attributes["job"]))
     virtual = int(job["parallel"]["virtual"])
-    counts = passes(training, found, virtual)
+    counts, shares = passes(training, found, virtual), loads(training, found)
+    relative = matrix.relative_seconds(shares)
 
     def times(of: Rows) -> StepTimes:
-        return step_times(matrix.compute_seconds[of], matrix.places, counts[of])
+        return step_times(matrix.compute_seconds[of], matrix.places, counts[of], shares[of])
 
     def setting(span: Span) -> Setting:
         own = span.rows[whole[span.rows]]
-        compute = np.median(matrix.compute_seconds[own], axis=0).tolist() if len(own) else []
+        compute = np.median(relative[own], axis=0).tolist() if len(own) else []
         return Setting(
             first_step=span.first_step,
             last_step=int(number[span.rows[-1]]) if len(span.rows) else None,
@@ -86,7 +88,7 @@ def training_figures(training: TrainingProfile) -> Training:
         own_model=bool(job["model"]["provider"]),
         virtual=virtual,
         stages=stages,
-        imbalance=_imbalance(stages, float(attributes["trigger_ratio"]), len(window)),
+        imbalance=_imbalance(matrix.places, relative[window], float(attributes["trigger_ratio"])),
         shares=_shares(times(window), duration[window]) if len(window) else None,
         cost=settings[current].cost,
         settings=settings,
@@ -139,21 +141,25 @@ def _layers(training: TrainingProfile, span: Span) -> dict[int, str]:
     return dict(zip(ranks["pipeline_rank"].tolist(), map(str, ranks["layers"].tolist()), strict=True))
 
 
-def _imbalance(stages: tuple[Stage, ...], trigger_ratio: float, measured_steps: int) -> Imbalance | None:
-    seconds = [stage.compute_seconds or 0.0 for stage in stages]
-    if len(seconds) < 2 or np.median(seconds) <= 0:
+def _imbalance(places: tuple[Place, ...], relative_seconds: Floats, trigger_ratio: float) -> Imbalance | None:
+    """Of the places' medians over the steps of the window, [W, P]."""
+    if len(places) < 2 or not len(relative_seconds):
         return None
-    slowest = stages[int(np.argmax(seconds))]
+    seconds = np.median(relative_seconds, axis=0)
+    if np.median(seconds) <= 0:
+        return None
+    replica, stage = places[int(np.argmax(seconds))]
     ratio = imbalance_ratio(seconds)
-    return Imbalance(ratio, slowest.replica, slowest.stage, trigger_ratio, ratio >= trigger_ratio, measured_steps)
+    return Imbalance(ratio, replica, stage, trigger_ratio, ratio >= trigger_ratio, len(relative_seconds))
 
 
 def _shares(times: StepTimes, duration_seconds: Floats) -> StepShares:
-    parts = [float(part.sum()) for part in (times.compute_seconds, times.fill_seconds, times.imbalance_seconds)]
-    # Where the model's three parts exceed the step, they are shares of their own sum, and nothing is left over.
+    modeled = (times.compute_seconds, times.fill_seconds, times.unequal_seconds, times.imbalance_seconds)
+    parts = [float(part.sum()) for part in modeled]
+    # Where the model's parts exceed the step, they are shares of their own sum, and nothing is left over.
     whole = max(float(duration_seconds.sum()), sum(parts))
-    compute, fill, imbalance = (part / whole for part in parts)
-    return StepShares(compute, fill, imbalance, max(0.0, 1 - compute - fill - imbalance))
+    compute, fill, unequal, imbalance = (part / whole for part in parts)
+    return StepShares(compute, fill, imbalance, max(0.0, 1 - sum(parts) / whole), unequal)
 
 
 def _cost(times: StepTimes, duration_seconds: Floats, ranks: int) -> Cost:

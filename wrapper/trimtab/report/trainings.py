@@ -1,7 +1,7 @@
 """The trainings of one attempt, each as a profile of its own: ranks may be started anew in the same allocation. Pure.
 
 The first begins with the attempt, the last ends with it, and what was sampled in between is of the one that was
-running: a sample counts once at most.
+running: a sample counts once at most. What happened on a node is of the last one that had begun there.
 """
 
 import math
@@ -11,7 +11,7 @@ from functools import cached_property
 
 import numpy as np
 
-from trimtab_slurm.contents import Column, NodeProfile, Profile, Table
+from trimtab_slurm.contents import Column, NodeProfile, Profile, Table, TrainingProfile
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,22 @@ def only(profile: Profile, place: int) -> Profile:
     if not profile.earlier_trainings or profile.training is None:
         return profile
     trainings = (*profile.earlier_trainings, profile.training)
-    training, first, last = trainings[place], place == 0, place == len(trainings) - 1
-    span = _Span(-math.inf if first else training.start_seconds, math.inf if last else training.end_seconds)
-    ran_on = str(training.attributes.get("nodes", "")).split(",")
-    expected = tuple(node for node in profile.expected_nodes if node in ran_on) or profile.expected_nodes
-    devices = set(training.ranks["device"].tolist())
+    training, later = trainings[place], trainings[place + 1 :]
+    span = _Span(training.start_seconds if place else -math.inf, training.end_seconds if later else math.inf)
+    expected, devices = _nodes_of(training, profile), set(training.ranks["device"].tolist())
+
+    def told(node: NodeProfile) -> _Span:
+        """Whose events are this training's: it tells of a node that was given back to the end."""
+        following = (each.start_seconds for each in later if node.node in _nodes_of(each, profile))
+        return replace(span, end_seconds=next(following, math.inf))
+
     return replace(
         profile,
         start_seconds=max(profile.start_seconds, span.begin_seconds),
         end_seconds=min(profile.end_seconds, span.end_seconds),
         expected_nodes=expected,
         nodes=tuple(
-            _within(node, span, devices)
+            _within(node, span, told(node), devices)
             for node in profile.nodes
             if node.node in expected and node.start_seconds < span.end_seconds and node.end_seconds > span.begin_seconds
         ),
@@ -58,8 +62,15 @@ def only(profile: Profile, place: int) -> Profile:
     )
 
 
-def _within(node: NodeProfile, span: _Span, own: set[str]) -> NodeProfile:
-    """A node's part in a span of time. A task of another training has no sample there, and is not one of its `own`."""
+def _nodes_of(training: TrainingProfile, profile: Profile) -> tuple[str, ...]:
+    """On which it was started; where it does not say, all of the allocation."""
+    ran_on = str(training.attributes.get("nodes", "")).split(",")
+    return tuple(node for node in profile.expected_nodes if node in ran_on) or profile.expected_nodes
+
+
+def _within(node: NodeProfile, span: _Span, told: _Span, own: set[str]) -> NodeProfile:
+    """A node's part in a span of time, and its events of another. A task of another training has no sample there, and
+    is not one of its `own`."""
     cut = [replace(device, samples=_Rows(device.samples, span)) for device in node.devices]
     return replace(
         node,
@@ -70,7 +81,7 @@ def _within(node: NodeProfile, span: _Span, own: set[str]) -> NodeProfile:
             for device in cut
             if device.kind != "cpu" or device.uuid in own or len(device.samples["time_seconds"])
         ),
-        events=tuple(event for event in node.events if span.holds(event.time_seconds)),
+        events=tuple(event for event in node.events if told.holds(event.time_seconds)),
     )
 
 
