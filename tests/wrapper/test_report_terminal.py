@@ -9,7 +9,7 @@ from rich.console import Console
 from trimtab.protocol import Stack
 from trimtab.report import terminal
 from trimtab.report.chain import linked, run_of
-from trimtab.report.orders import changes, stood_still, why
+from trimtab.report.orders import became, changes, stood_still, why
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt
 from trimtab.stacks import stack_text
@@ -189,6 +189,22 @@ def test_the_kind_of_an_order_is_not_said_twice_and_a_short_pause_is_not_nothing
     assert stood_still(order) == "0.05 s"
     assert stood_still(dataclasses.replace(order, cost_seconds=61.0)) == "1 min 01 s"
     assert stood_still(dataclasses.replace(order, cost_seconds=None)) == "-"
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "number", "told"),
+    [
+        ("run on fewer nodes", "given", 1, "given: see attempt 2"),
+        ("run on fewer nodes", "given", 2, "given"),
+        ("run on fewer nodes", "told only (dry run)", 1, "told only (dry run)"),
+        ("move layers", "given", 1, "given"),
+    ],
+)
+def test_what_a_restart_brought_is_the_next_attempts_to_say(profile, profiles, kind, outcome, number, told):
+    summary = summarize(profiles.trimmed(profile, step=21))
+    attempts = tuple(Attempt(each, 0.0, 1.0, "stopped", "", "") for each in (1, 2))
+    order = dataclasses.replace(summary.training.orders[0], kind=kind, outcome=outcome)
+    assert became(order, dataclasses.replace(summary, attempts=attempts, attempt_number=number)) == told
 
 
 def test_settings_are_compared_and_the_headline_says_which_steps_it_is_of(profile, profiles):

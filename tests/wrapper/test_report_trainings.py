@@ -17,7 +17,7 @@ from trimtab_slurm.contents import Event
 
 @pytest.fixture
 def shrunk(profiles):
-    """Steps 1-20 on two nodes, stopped after 42 s; from 50 s on steps 16-30 on n1, until 87.5 s. n2 ends at 45 s."""
+    """Steps 1-20 on two nodes, stopped after 41 s; from 51 s on steps 16-30 on n1. n2 ends at 45 s."""
     whole = profiles.make(steps=30, seconds=100.0)
     first = profiles.until(whole, 20, 75, "stopped to go on with fewer nodes at step 20 of 30").training
     second = profiles.resumed(whole, first_step=16, start=50.0, restart_count=0).training

@@ -65,7 +65,7 @@ def shape(training: Training) -> str:
 
 
 def step_shares(training: Training) -> tuple[Share, ...]:
-    """The parts of a step's time; empty where no step was measured whole."""
+    """The parts of a step's time, but those that are nothing; empty where no step was measured whole."""
     if training.shares is None:
         return ()
     shares = training.shares
@@ -76,9 +76,7 @@ def step_shares(training: Training) -> tuple[Share, ...]:
         Share("fill", "filling and draining the pipeline", shares.fill_ratio),
         Share("other", "other", shares.other_ratio),
     )
-    if len(training.stages) < 2:
-        return parts[0], parts[-1]
-    return tuple(part for part in parts if part.key != "waiting" or part.ratio)
+    return tuple(part for part in parts if part.ratio > 0)
 
 
 def holds(stage: Stage) -> str:

@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
-from trimtab.report.summary import Order, Setting, Stack, Training
+from trimtab.balance.deciding.situation import Kind
+from trimtab.report.summary import Order, Setting, Stack, Summary, Training
 from trimtab.wording import ABSENT, data_size, duration, milliseconds, percent
+
+_RESTARTS = frozenset(kind for kind in Kind if kind.restarts)
 
 
 def step_range(setting: Setting) -> str:
@@ -34,6 +37,13 @@ def changes(order: Order) -> str:
 def why(order: Order) -> str:
     """The reason for an order, which stands beside its kind."""
     return order.reason.removeprefix(f"{order.kind}: ")
+
+
+def became(order: Order, summary: Summary) -> str:
+    """What has become of an order; what a restart brought is the next attempt's to say, where there is one."""
+    if order.outcome == "given" and order.kind in _RESTARTS and summary.attempt_number < len(summary.attempts):
+        return f"given: see attempt {summary.attempt_number + 1}"
+    return order.outcome
 
 
 def stood_still(order: Order) -> str:

@@ -29,7 +29,7 @@ from trimtab.report.figures import (
     slowest_first,
     step_shares,
 )
-from trimtab.report.orders import changes, counts, innermost, settings_compared, step_range, why, worth
+from trimtab.report.orders import became, changes, counts, innermost, settings_compared, step_range, why, worth
 from trimtab.report.summary import Attempt, Device, Order, Stack, Summary, Training
 from trimtab.terminal import bullet, ruled_table, show_parts
 from trimtab.wording import (
@@ -61,7 +61,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _section("Warnings", [bullet(warning, "yellow") for warning in summary.warnings])
     training = summary.training
     if training and training.orders:
-        yield from _section("What trimtab did", [_orders(training.orders)])
+        yield from _section("What trimtab did", [_orders(summary, training.orders)])
     if training and len(training.settings) > 1:
         compared = settings_compared(training)
         yield from _section("Settings", [*([Text(compared)] if compared else []), _settings(training)])
@@ -209,7 +209,7 @@ def _events(summary: Summary) -> RenderableType:
     return table
 
 
-def _orders(orders: Sequence[Order]) -> RenderableType:
+def _orders(summary: Summary, orders: Sequence[Order]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(no_wrap=True)
@@ -218,7 +218,7 @@ def _orders(orders: Sequence[Order]) -> RenderableType:
     for order in shown:
         text = Text(plain(order.kind), style="bold")
         text.append(plain(f": {changed}" if (changed := changes(order)) else "", 300), style="not bold")
-        text.append(f" ({plain(order.outcome, 300)})", style="not bold")
+        text.append(f" ({plain(became(order, summary), 300)})", style="not bold")
         for line in (plain(why(order), 300), worth(order)):
             text.append(f"\n{line}" if line else "", style="not bold dim")
         table.add_row(str(order.number), f"step {order.step}", text)
