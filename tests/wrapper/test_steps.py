@@ -36,7 +36,9 @@ def test_a_step_is_put_together_from_its_ranks():
         StageStep(3, 0, 1, 2.0, 3.0, 4, 1024, 65536, 3),
     )
     assert (step.loss, step.consumed_samples, step.duration_seconds, step.time_seconds) == (4.5, 48, 5.0, 53.0)
-    assert (step.places, step.compute_seconds, step.replicas) == (((0, 0), (0, 1)), (4.0, 5.0), 1)
+    assert (step.places, step.replicas) == (((0, 0), (0, 1)), 1)
+    assert step.relative_seconds([1.0]) == (4.0, 5.0)
+    assert step.relative_seconds([0.5]) == (8.0, 10.0)
     assert step.tokens == 1024  # the same tokens pass both stages
 
 

@@ -221,7 +221,7 @@ class Ranks:
         return step == train.steps or bool(interval and step % interval == 0)
 
     def _see(self, step: Step) -> None:
-        line = self._progress.line(step)
+        line = self._progress.line(step, self.trimmer.setting)
         now = time.monotonic()
         if step.step == self.start.job.train.steps or now - self._printed_seconds >= PROGRESS_SECONDS:
             self._printed_seconds = now

@@ -62,11 +62,9 @@ class Lookout:
         return Detection((self._window,) if self._window else (), (self._found,) if self._found else ())
 
     def see(self, step: Step, setting: Setting) -> Sight:
-        """What the next whole step, taken under a setting, has shown: places are apart by what they take for what they
-        have to do."""
+        """What the next whole step has shown, and under which setting it was taken."""
         before = self._watch or Watch(step.places, self._policy, setting)
-        seconds = [stage.compute_seconds / setting.loads[stage.replica] for stage in step.stages]
-        self._watch, window = observe(before, step.step, seconds, setting)
+        self._watch, window = observe(before, step.step, step.relative_seconds(setting.loads), setting)
         if setting != before.setting:
             self._window = self._found = None
         if window is None:

@@ -53,10 +53,10 @@ class Step:
         """How many have reported."""
         return len({stage.replica for stage in self.stages})
 
-    @property
-    def compute_seconds(self) -> tuple[float, ...]:
-        """Of its stages, in the order of `places`."""
-        return tuple(stage.compute_seconds for stage in self.stages)
+    def relative_seconds(self, loads: Sequence[float]) -> tuple[float, ...]:
+        """[P] compute, in the order of `places`, over what the stage's replica had to do, [R] with 1 for the mean: what
+        places are compared by."""
+        return tuple(stage.compute_seconds / loads[stage.replica] for stage in self.stages)
 
 
 def assemble(reports: Sequence[StepReport], ranks: Mapping[int, Hello]) -> Step:
