@@ -28,23 +28,24 @@ class Recorded:
     """One attempt, summed up: of several trainings in one file, one of them."""
 
     file: Path
-    training: int
-    """Its place among those of the file, from 0."""
+    place: int
+    """Which of the file's trainings, from 0."""
     summary: Summary
 
     @contextmanager
     def profile(self) -> Iterator[Profile]:
         """What it was summed up from, as `trimtab_slurm.profile.opened` gives it. Raises ReportError."""
         with _opened(self.file) as found:
-            yield only(found, self.training)
+            yield only(found, self.place)
 
 
 @dataclass(frozen=True)
 class _Training:
-    """One training of a file in short."""
+    """One training of a file, or a file without one, in short."""
 
     file: Path
     place: int
+    """As of `Recorded`."""
     attempt: Attempt
     run: Run | None
 
