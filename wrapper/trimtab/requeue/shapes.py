@@ -163,8 +163,8 @@ def _distance(candidate: Job, job: Job) -> tuple[float, ...]:
 def _unequal(job: Job, world_size: int) -> str:
     """What it costs that microbatches cannot be shared out equally, and what would have equal shares; empty: they can.
 
-    Of a pipeline of equal stages (Narayanan et al., 2021, section 2.2): the most microbatches of a replica beside their
-    mean, and the fill and drain of both.
+    A pipeline of S equal stages of v chunks takes as long as m + (S - 1) / v microbatches (Narayanan et al., 2021,
+    section 2.2): m is the most of a replica, and would be the mean.
     """
     shape, parallel, batch = job.shape(world_size), job.parallel, job.batch
     shares = job.shares(shape.data)
@@ -174,7 +174,7 @@ def _unequal(job: Job, world_size: int) -> str:
     cost_ratio = (most - mean) / (most + (shape.pipeline - 1) / parallel.virtual)
     unit = batch.microbatch_size * parallel.microbatch_multiple * shape.data
     below = batch.global_batch_size // unit * unit
-    others = f"{below} or {below + unit}" if below else f"{unit}"
+    others = f"{below} or {below + unit}"
     smaller = [
         size
         for size in divisors(batch.microbatch_size)[:-1]
