@@ -167,6 +167,16 @@ def test_a_job_goes_on_at_once_without_a_slow_node_though_none_is_to_spare():
     assert beginning(came.chain, LARGE, world_size=6).setting == replace(ON_FOUR.setting, microbatches=(4, 4, 4))
 
 
+def test_a_job_that_gave_nodes_back_asks_for_no_more_with_its_next_requeue_unless_they_are_there():
+    """Slurm would ask for as many as it gave at first, and could wait for them for ever."""
+    on_three = attempt(nodes=("n1", "n3", "n4"), shape=Shape(1, 2, 3))
+    chain, state = without_n2().chain.begun(on_three), replace(STATE_ON_FOUR, nodes=on_three.nodes, least_nodes=3)
+    came = after(end_of(SAVED, last=40), chain=chain, job_file=LARGE, state=state, partition=ALL_TAKEN)
+    assert (came.nodes, came.excluded, came.kept) == (3, ("n2",), ())
+    came = after(end_of(SAVED, last=40), chain=chain, job_file=LARGE, state=state, partition=(*ALL_TAKEN, PARTITION[4]))
+    assert (came.nodes, came.excluded) == (None, ("n2",)), "n5 takes its place"
+
+
 @pytest.mark.parametrize(
     ("job_file", "idle", "nodes"),
     [

@@ -214,7 +214,7 @@ def test_patience_ends():
 
 SCRIPT = f"""#!{sys.executable}
 import json, os, signal, sys, time
-from trimtab.requeue.act import requeue
+from trimtab.requeue.act import give_back, requeue
 from trimtab_slurm.cluster import CommandLineClient
 
 slurm, request = CommandLineClient(), json.loads(sys.argv[1])
@@ -231,6 +231,9 @@ if request["when"] == "killed":
 wait = request.get("wait")
 while wait and not os.path.exists(wait):
     time.sleep(0.05)
+if keeps := request.get("keeps"):
+    give_back(slurm, job, job.nodes[:keeps])
+    job = slurm.job(job.job_id)
 done = requeue(slurm, job, excluded=[*job.excluded_nodes, *request.get("excluded", ())], nodes=request.get("nodes"))
 print("requeued:" if done.done else "not requeued:", done.told, flush=True)
 """
@@ -281,6 +284,8 @@ def ended(sandbox, tmp_path_factory):
         batch.submit("all_out", "--nodes=2", when="now", excluded=["n1", "n2", "n3"]),
         batch.submit("unknown", when="now", excluded=["nowhere"]),
         batch.submit("killed", when="killed"),
+        batch.submit("gave_back", "--nodes=3", when="now", keeps=2, nodes=2),
+        batch.submit("gives_back", "--nodes=3", when="now", keeps=2),
         batch.submit("refused", "--no-requeue", when="now"),
         batch.submit("heterogeneous", "--nodes=1", ":", "--nodes=1", when="now"),
     ]
@@ -309,6 +314,8 @@ def _begun(line):
         ("per_node", f"without n1; {STAYS.format('--ntasks-per-node')}", 2, "n1"),
         ("all_out", "as it was; without those that it would leave out, 1 node could run it, and it needs 2", 2, "none"),
         ("others", "on 1 node without n1", 1, "n1"),  # requeued from outside, as after a preemption
+        ("gave_back", "on 2 nodes", 2, "none"),
+        ("gives_back", "as it was", 3, "none"),  # Slurm asks for the first number again
         ("task-3", "without n1", 1, "n1"),  # its job id is the array's
     ],
 )

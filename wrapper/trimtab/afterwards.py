@@ -85,7 +85,7 @@ def what_next(
     if kept:
         again = f"at once, on {listed(kept)}, which it has"
     told = "; ".join(filter(None, (f"the job begins again: {_reason(end)}", left_out.told, again)))
-    changed = end.restart is not None or nodes != len(attempt.nodes)
+    changed = end.restart is not None or nodes != _given(chain)
     return Next(chain, True, told, nodes if changed else None, left_out.nodes, kept)
 
 
@@ -119,6 +119,13 @@ def _nodes_without(
     except JobError:
         return now
     return now - gone
+
+
+def _given(chain: Chain) -> int:
+    """How many nodes this run of the batch script began with, those given back included: Slurm would give as many."""
+    last = chain.attempts[-1]
+    runs = (one for one in chain.of(last.job_id) if one.restart_count == last.restart_count)
+    return len(next(runs).nodes)
 
 
 def _ready(attempt: Attempt, job: JobState, partition: Sequence[Node], excluded: Sequence[str]) -> int:
