@@ -314,7 +314,6 @@ def _begun(line):
         ("per_node", f"without n1; {STAYS.format('--ntasks-per-node')}", 2, "n1"),
         ("all_out", "as it was; without those that it would leave out, 1 node could run it, and it needs 2", 2, "none"),
         ("others", "on 1 node without n1", 1, "n1"),  # requeued from outside, as after a preemption
-        ("gave_back", "on 2 nodes", 2, "none"),
         ("gives_back", "as it was", 3, "none"),  # Slurm asks for the first number again
         ("task-3", "without n1", 1, "n1"),  # its job id is the array's
     ],
@@ -325,6 +324,16 @@ def test_a_job_begins_again_as_it_has_asked(ended, name, told, nodes, excluded):
     restarts, has, without = _begun(second)
     assert (restarts, len(has), without) == (1, nodes, excluded)
     assert not set(has) & set(excluded.split(","))
+
+
+@pytest.mark.slurm
+def test_a_job_that_gave_nodes_back_begins_again_with_what_is_left_where_slurm_takes_that(ended):
+    """Without slurmdbd, it takes no update of such a job until the batch script has ended."""
+    _, told, second = ended.lines("gave_back")
+    refused = told.startswith("requeued: as it was; scontrol: Job update not available right now, the DB index")
+    assert refused or told == "requeued: on 2 nodes"
+    restarts, has, _ = _begun(second)
+    assert (restarts, len(has)) == (1, 3 if refused else 2)
 
 
 @pytest.mark.slurm
