@@ -272,7 +272,7 @@ class Ranks:
             self._server.send(advice.order)
         elif advice.restart is not None:
             self._restart = advice.restart
-            self._begin_to_stop(Stop(Why.RESHAPE, "to begin again in another shape"))
+            self._begin_to_stop(Stop(Why.RESHAPE, "to begin again"))
 
     async def _look_after(self, srun: asyncio.subprocess.Process) -> None:
         while True:
