@@ -162,6 +162,16 @@ def test_a_job_that_slurm_is_ending_is_not_said_to_begin_again(within):
     )
 
 
+def test_orders_are_kept_as_they_are_given(within, capsys):
+    prepared = within()
+    chain = prepared.chain.begun(attempt())
+    run._remember(chain, (ORDER,), prepared.start.job)
+    assert store.load(within.directory)[0] == replace(chain, orders=(ORDER,))
+    store.save(within.directory, Chain((*chain.attempts, attempt(restart_count=1, started_seconds=1001.0))))
+    run._remember(chain, (ORDER, ORDER), prepared.start.job)
+    assert "which began after this attempt: nothing is written" in capsys.readouterr().out
+
+
 def test_an_attempt_that_was_overtaken_does_not_begin_again(within):
     prepared = within()
     store.save(within.directory, Chain((attempt(job_id=8, started_seconds=1001.0),)))

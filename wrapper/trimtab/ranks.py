@@ -9,7 +9,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -108,6 +108,8 @@ class Ranks:
     trimmer: Trimmer
     surroundings: Callable[[Taken | None], Surroundings]
     """Asks Slurm, so it is called in a thread; with the first step that was taken."""
+    remember: Callable[[Sequence[Given]], None]
+    """Keeps the orders that were given, for whoever comes after a wrapper that is killed; called in a thread too."""
     _server: ControlServer = field(init=False)
     _stop: Stop | None = None
     _hung: Suspicion | None = None
@@ -117,6 +119,7 @@ class Ranks:
     _last: Taken | None = None
     _printed_seconds: float = 0.0
     _decision: asyncio.Task[None] | None = None
+    _remembering: asyncio.Task[None] | None = None
     _srun: asyncio.subprocess.Process | None = None
     _grace: asyncio.TimerHandle | None = None
     _known: Surroundings | None = None
@@ -168,6 +171,8 @@ class Ranks:
         await self._server.close()
         if self._decision is not None:
             self._decision.cancel()
+        if self._remembering is not None:  # what is kept after the end must not be overwritten by it
+            await asyncio.wait([self._remembering], timeout=DRAIN_SECONDS)
         return exit_code
 
     async def _start_ranks(self) -> asyncio.subprocess.Process:
@@ -270,6 +275,9 @@ class Ranks:
         if advice.order is not None:
             self._hanging.ordered()
             self._server.send(advice.order)
+            orders = self.trimmer.orders
+            remembering = in_background(lambda: self.remember(orders))
+            self._remembering = asyncio.get_running_loop().create_task(remembering)
         elif advice.restart is not None:
             self._restart = advice.restart
             self._begin_to_stop(Stop(Why.RESHAPE, "to begin again"))

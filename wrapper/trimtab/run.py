@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from trimtab import launch, places
-from trimtab.afterwards import Next, what_next
+from trimtab.afterwards import MOST_ORDERS, Next, what_next
+from trimtab.balance.deciding.ledger import Given
 from trimtab.outcome import Outcome, Why
 from trimtab.protocol import Job, job_to_json
 from trimtab.ranks import End, Ranks, Start, Taken
@@ -122,11 +123,15 @@ def attempt(prepared: Prepared) -> tuple[Outcome, bool]:
         print(f"trimtab: {text}", flush=True)
     trimmer = Trimmer(job, shape, f"Job {allocated.job_id}")
     trimmer.restored(chain.orders, restarted=restarted(prepared.chain, prepared.begin, allocated.nodes))
-    end = asyncio.run(
-        Ranks(
-            start, prepared.begin.setting, recorder, trimmer, lambda first: _surroundings(prepared, chain, first)
-        ).train()
+    ranks = Ranks(
+        start=start,
+        setting=prepared.begin.setting,
+        recorder=recorder,
+        trimmer=trimmer,
+        surroundings=lambda first: _surroundings(prepared, chain, first),
+        remember=lambda orders: _remember(chain, orders, job),
     )
+    end = asyncio.run(ranks.train())
     after = conclude(prepared, chain, end)
     if after.told:
         recorder.event("requeue", after.told)
@@ -295,6 +300,16 @@ def _keep(chain: Chain, job: Job) -> str:
     except OSError as error:
         return f"what the next attempt should know cannot be kept: {error}"
     return ""
+
+
+def _remember(chain: Chain, orders: Sequence[Given], job: Job) -> None:
+    """Keep the orders that were given so far: should the wrapper be killed, the next attempt knows of them."""
+    try:
+        unkept = _keep(replace(chain, orders=tuple(orders[-MOST_ORDERS:])), job)
+    except launch.LaunchError as error:
+        unkept = str(error)
+    if unkept:
+        print(f"trimtab: {unkept}", flush=True)
 
 
 def _is_of(attempt: Attempt, allocated: launch.Allocation) -> bool:
