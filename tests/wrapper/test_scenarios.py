@@ -181,7 +181,7 @@ def test_hardware_without_another_node_microbatches_move(stage):
     )
     assert before == [8, 8]
     assert after[1] < 8 < after[0]
-    played.assert_whole(120)
+    played.assert_whole(100)
     assert_same_losses(played, stage.twin("no-spare"))
 
 
