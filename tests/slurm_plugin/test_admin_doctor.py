@@ -169,7 +169,8 @@ def test_a_hook_that_starts_slowly_is_told_to_be_put_on_a_local_disk(node, open_
     ("waited", "level", "text"),
     [
         ("", "warning", "/prolog starts in 700 ms, of 1200 ms that it may take"),  # the kernel does not count it
-        ("0.05\n", "warning", "/prolog starts in 650 ms, of 1200 ms that it may take"),
+        ("welcome\n", "warning", "/prolog starts in 700 ms, of 1200 ms that it may take"),
+        ("welcome\n0.05\n", "warning", "/prolog starts in 650 ms, of 1200 ms that it may take"),
         (
             "0.6\n",
             "ok",

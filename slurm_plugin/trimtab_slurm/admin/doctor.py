@@ -13,6 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -183,7 +184,9 @@ def check_hook(which: str, path: Path, config: Path, install: str) -> Iterator[F
 
 def check_start(which: str, path: Path, answer: Answer, install: str) -> Finding:
     """Whether a hook starts fast enough. `answer`: of what it runs first, and of `_TELL_WAITING`."""
-    waited = float(answer.output or 0) * 1000
+    waited = 0.0
+    with suppress(IndexError, ValueError):  # not counted, or an interpreter that says something of its own
+        waited = 1000 * float(answer.output.split()[-1])
     milliseconds, limit = 1000 * answer.seconds - waited, 1000 * DEADLINE_SECONDS
     text = f"{path} starts in {milliseconds:.0f} ms, of {limit:.0f} ms that it may take"
     if milliseconds > limit / 2:
