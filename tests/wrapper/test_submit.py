@@ -50,7 +50,7 @@ def test_no_requeue_where_the_job_file_says_so():
 
 
 def test_a_request_of_another_size_is_refused_before_anything_is_submitted():
-    with pytest.raises(JobError, match="4 ranks, but the allocation gives 3: choose --nodes x --gpus-per-node to match"):
+    with pytest.raises(JobError, match="allocation gives 3: choose --nodes x --gpus-per-node to match"):
         submit.render("multi-node", Path("j.toml"), JOB, submit.Request(3, 1, 1, "1:00"))
 
 

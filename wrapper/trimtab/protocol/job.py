@@ -432,8 +432,8 @@ class Job:
             raise JobError(
                 "parallel",
                 f"tensor {tensor} x pipeline {pipeline}",
-                f"needs a multiple of {tensor * pipeline} ranks, but the allocation gives {world_size}: choose --nodes x "
-                "--gpus-per-node to match",
+                f"needs a multiple of {tensor * pipeline} ranks, but the allocation gives {world_size}: choose --nodes "
+                "x --gpus-per-node to match",
             )
         data = world_size // (tensor * pipeline)
         self.shares(data)
