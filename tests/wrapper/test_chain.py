@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
-from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Setting, Shape
+from trimtab.protocol import Batch, Job, Layout, Model, Parallel, Setting, Shape, job_to_json
 from trimtab.requeue import store
-from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, fingerprint
+from trimtab.requeue.chain import Attempt, Chain, Exclusion, Wanted, changed_keys, fingerprint
 
 SETTING = Setting(Layout((5, 3), 2), (4, 4), (0, 1))
 ATTEMPT = Attempt(7, 0, 1000.0, ("n1", "n2"), Shape(1, 2, 2), SETTING)
@@ -43,6 +43,26 @@ def test_a_chain_outlives_its_attempt(tmp_path):
     directory = tmp_path / "checkpoints/7"
     store.save(directory, FULL)
     assert store.load(directory) == (FULL, "")
+
+
+def test_a_chain_of_before_it_kept_the_job_file_is_read(tmp_path):
+    store.save(tmp_path, FULL)
+    file = tmp_path / store.FILE
+    values = json.loads(file.read_text())
+    del values["chain"]["job"]
+    file.write_text(json.dumps(values))
+    assert store.load(tmp_path) == (FULL, "")
+
+
+def test_what_a_job_file_says_otherwise_than_before():
+    now = Job(model=Model(layers=8), batch=Batch(2, 16))
+    before = job_to_json(replace(now, batch=Batch(2, 8), parallel=Parallel(pipeline=2, recomputed_layers=(1, 0))))
+    assert changed_keys(before, now) == (
+        "parallel.pipeline 2 -> 1",
+        "parallel.recomputed_layers [1, 0] -> []",
+        "batch.global_batch_size 8 -> 16",
+    )
+    assert changed_keys(job_to_json(now), now) == changed_keys("", now) == ()
 
 
 def test_no_chain_is_an_empty_one(tmp_path):

@@ -13,7 +13,7 @@ from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.launch import Allocation, LaunchError
 from trimtab.outcome import ExitCode, Outcome, Why
-from trimtab.protocol import Job, JobError, Model, Parallel, Train
+from trimtab.protocol import Job, JobError, Model, Parallel, Train, job_to_json
 from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
 from trimtab.requeue.chain import Attempt, Chain, Exclusion
@@ -198,6 +198,17 @@ def test_a_directory_in_which_another_job_trains_is_refused(within, state, ended
     )
 
 
+@pytest.mark.parametrize(("state", "refused"), [("PENDING", True), ("RUNNING", True), ("CANCELLED", False)])
+def test_a_directory_in_which_another_job_waits_to_go_on_is_refused(within, state, refused):
+    store.save(within.directory, Chain((attempt(job_id=6, ended_seconds=1100.0, requeued=True),)))
+    slurm = Slurm(STATE, replace(STATE, job_id=6, state=state))
+    if not refused:
+        assert within(known=slurm)
+        return
+    with pytest.raises(LaunchError, match=rf"job 6 waits to go on there \({state}\): wait for its end"):
+        within(known=slurm)
+
+
 def test_a_job_that_slurm_no_longer_knows_is_in_nobodys_way(within):
     store.save(within.directory, Chain((attempt(job_id=6),)))
     assert len(within().chain.attempts) == 1
@@ -207,6 +218,47 @@ def test_attempts_that_cannot_be_read_are_refused_in_words(within):
     (within.directory / store.FILE).mkdir(parents=True)
     with pytest.raises(LaunchError, match=r"train\.checkpoint_directory: .*: name one that this node can read"):
         within()
+
+
+def test_a_checkpoint_directory_that_cannot_be_written_is_refused_before_anything_starts(within):
+    within.directory.parent.joinpath("saves").write_text("no directory")
+    with pytest.raises(LaunchError, match=r"train\.checkpoint_directory: .*File exists.*read and write, or none"):
+        within()
+
+
+@pytest.mark.parametrize(("limit_seconds", "refused"), [(120.0, True), (121.0, False), (None, False)])
+def test_a_time_limit_that_leaves_no_time_to_train_is_refused(within, limit_seconds, refused):
+    end_seconds = None if limit_seconds is None else STATE.start_seconds + limit_seconds
+    slurm = Slurm(replace(STATE, end_seconds=end_seconds))
+    if not refused:
+        assert within(known=slurm)
+        return
+    with pytest.raises(JobError, match=r"requeue\.grace_seconds = 120: is what is kept .* time limit, which is 120 s"):
+        within(known=slurm)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (STATE, ()),
+        (
+            replace(STATE, requeueable=False),
+            (
+                "this job will not be requeued, whatever ends it: it was submitted with --no-requeue, or the site's "
+                "JobRequeue=0 says so: sbatch --requeue allows it",
+            ),
+        ),
+    ],
+)
+def test_a_job_that_will_not_be_requeued_is_told_so_when_it_begins(within, state, told):
+    assert within(known=Slurm(state)).told == told
+
+
+def test_what_the_job_file_says_otherwise_than_for_the_attempt_before_is_told(within):
+    before = replace(within().job_file, train=Train(steps=70, checkpoint_directory=str(within.directory)))
+    store.save(within.directory, Chain((attempt(),), job=job_to_json(before)))
+    (told,) = within(restart_count=1).told
+    assert told == f"the job file has changed since the attempt before: train.steps 70 -> {JOB.train.steps}"
 
 
 def test_a_slurm_that_is_away_at_the_start_is_waited_for(within):

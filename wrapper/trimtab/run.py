@@ -9,6 +9,7 @@ import importlib.util
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -18,11 +19,11 @@ from trimtab import launch, places
 from trimtab.afterwards import MOST_ORDERS, Next, what_next
 from trimtab.balance.deciding.ledger import Given
 from trimtab.outcome import Outcome, Why
-from trimtab.protocol import Job, job_to_json
+from trimtab.protocol import Job, JobError, job_to_json
 from trimtab.ranks import End, Ranks, Start, Taken
 from trimtab.recorder import Recorder, RunIdentity, recover
 from trimtab.requeue import act, store
-from trimtab.requeue.chain import Attempt, Chain
+from trimtab.requeue.chain import Attempt, Chain, changed_keys
 from trimtab.requeue.exclusions import expired, most_excluded, spare
 from trimtab.requeue.limits import why_not
 from trimtab.requeue.shapes import Beginning, beginning, restarted
@@ -57,6 +58,7 @@ def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     if state is not None and state.nodes and set(state.nodes) < set(allocated.nodes):
         allocated = replace(allocated, nodes=state.nodes)  # others were given back, which the environment does not tell
     job = _with_paths(job, allocated)
+    _check_grace(job, state)
     chain, damage = _kept(job)
     if allocated.restart_count == 0 and not chain.of(allocated.job_id):
         job.shape(allocated.world_size)  # what a user has just asked for is run as it is, or not at all
@@ -72,7 +74,9 @@ def prepare(job: Job, ranks_per_node: int | None) -> Prepared:
     address = act.patiently(lambda: slurm.node_address(allocated.nodes[0]))
     port = launch.free_port(address, launch.port_candidates(allocated.job_id, allocated.restart_count))
     start = Start(begin.job, allocated, begin.job.shape(allocated.world_size), address, port)
-    told = tuple(filter(None, (damage, begin.told)))
+    changed = ", ".join(changed_keys(chain.job, job))
+    changed = f"the job file has changed since the attempt before: {changed}" if changed else ""
+    told = tuple(filter(None, (damage, changed, begin.told, _never_again(job, state))))
     return Prepared(job, start, begin, chain, slurm, state, told)
 
 
@@ -101,7 +105,7 @@ def attempt(prepared: Prepared) -> tuple[Outcome, bool]:
         shape=shape,
         setting=prepared.begin.setting,
     )
-    chain = prepared.chain.begun(begun)
+    chain = replace(prepared.chain.begun(begun), job=job_to_json(prepared.job_file))
     if unkept := _keep(chain, job):
         print(f"trimtab: {unkept}", flush=True)
     identity = RunIdentity(
@@ -188,20 +192,22 @@ def conclude(prepared: Prepared, chain: Chain, end: End) -> Next:
     except launch.LaunchError as error:
         unkept = str(error)
     # What limits a chain is counted in it: without it, a job could begin again for ever.
-    if obstacle := unkept or (_ending(prepared) if after.again else ""):
+    if obstacle := unkept or (_refusal(prepared, after) if after.again else ""):
         told = (f"not requeued: {obstacle}",) if after.again else filter(None, (after.told, obstacle))
         return replace(after, again=False, told="; ".join(told))
     return after
 
 
-def _ending(prepared: Prepared) -> str:
-    """Why Slurm is ending the job; empty: it is not, or does not say: then asking for a requeue will tell."""
+def _refusal(prepared: Prepared, after: Next) -> str:
+    """Why Slurm would not let the job begin again; empty: it would, or does not say: then asking it will tell."""
     state = prepared.state
     try:
         now = prepared.slurm.job(prepared.start.allocated.job_id)
     except SlurmError:
         return ""
-    return act.ending(now) if now and state and not act.is_requeued(now, state) else ""
+    if not now or not state or act.is_requeued(now, state):
+        return ""
+    return act.ending(now) if after.kept else act.why_not(now)
 
 
 def begin_again(prepared: Prepared, after: Next) -> bool:
@@ -279,11 +285,41 @@ def _partition(slurm: SlurmClient, state: JobState | None) -> Sequence[Node]:
 
 
 def _kept(job: Job) -> tuple[Chain, str]:
-    directory = job.train.checkpoint_directory
+    """What earlier attempts have left in the checkpoint directory, which must be one that can be read and written."""
+    if not job.train.checkpoint_directory:
+        return Chain(), ""
+    directory = Path(job.train.checkpoint_directory)
     try:
-        return store.load(Path(directory)) if directory else (Chain(), "")
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"trimtab")
+        return store.load(directory)
     except OSError as error:
-        raise launch.LaunchError(f"train.checkpoint_directory: {error}: name one that this node can read") from error
+        raise launch.LaunchError(
+            f"train.checkpoint_directory: {error}: name one that this node can read and write, or none: then nothing "
+            "is saved"
+        ) from error
+
+
+def _check_grace(job: Job, state: JobState | None) -> None:
+    """Raises JobError where the job would be told of its time limit before it could train."""
+    if state is None or state.state not in act.RUNNING or state.start_seconds is None or state.end_seconds is None:
+        return
+    limit_seconds, grace_seconds = state.end_seconds - state.start_seconds, job.requeue.grace_seconds
+    if limit_seconds <= grace_seconds:
+        raise JobError(
+            "requeue.grace_seconds",
+            grace_seconds,
+            f"is what is kept for saving of the job's time limit, which is {limit_seconds:.0f} s: nothing is left to "
+            "train in. Give the job more time (--time), or make it less",
+        )
+
+
+def _never_again(job: Job, state: JobState | None) -> str:
+    """That Slurm would not requeue the job, whatever ends it; empty: it would, or nobody wants it to."""
+    if not job.requeue.enabled or state is None or not (obstacle := act.unsuitable(state)):
+        return ""
+    return f"this job will not be requeued, whatever ends it: {obstacle}"
 
 
 def _keep(chain: Chain, job: Job) -> str:
@@ -317,12 +353,16 @@ def _is_of(attempt: Attempt, allocated: launch.Allocation) -> bool:
 
 
 def _other_job(chain: Chain, job_id: int, slurm: SlurmClient) -> str:
-    """Which other job trains in the chain's directory now, and would lose what it saves; empty: none."""
+    """Which other job trains in the chain's directory, or waits to go on there; empty: none."""
     last = chain.attempts[-1] if chain.attempts else None
-    if last is None or last.job_id == job_id or last.ended_seconds is not None:
+    if last is None or last.job_id == job_id or (last.ended_seconds is not None and not last.requeued):
         return ""
     other = act.patiently(lambda: slurm.job(last.job_id))
-    return f"job {last.job_id} trains there ({other.state})" if other and other.state in act.RUNNING else ""
+    if other is None or other.ended:
+        return ""
+    if last.requeued:
+        return f"job {last.job_id} waits to go on there ({other.state})"
+    return f"job {last.job_id} trains there ({other.state})" if other.state in act.RUNNING else ""
 
 
 def _with_paths(job: Job, allocated: launch.Allocation) -> Job:

@@ -174,11 +174,16 @@ def _fixed(option: str) -> str:
 
 def why_not(now: JobState) -> str:
     """Why a job that has not been requeued must not be, or cannot; empty: it can."""
-    if now.heterogeneous:
+    return unsuitable(now) or ending(now)
+
+
+def unsuitable(job: JobState) -> str:
+    """Why a job is none to be requeued, as it was submitted; empty: it is one."""
+    if job.heterogeneous:
         return "it is a component of a heterogeneous job, which is requeued as a whole or not at all"
-    if not now.requeueable:
+    if not job.requeueable:
         return "it was submitted with --no-requeue, or the site's JobRequeue=0 says so: sbatch --requeue allows it"
-    return ending(now)
+    return ""
 
 
 def is_requeued(now: JobState, job: JobState) -> bool:

@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 
 from trimtab.balance.deciding.ledger import Given
-from trimtab.protocol import Batch, Job, Parallel, Setting, Shape
+from trimtab.protocol import Batch, Job, Parallel, Setting, Shape, job_to_json
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ class Chain:
     wanted: Wanted | None = None
     orders: tuple[Given, ...] = ()
     """The last ones that were given: the next attempt measures what they have brought, and repeats none that failed."""
+    job: str = ""
+    """The job file as the last attempt read it, as JSON; empty: not known."""
 
     def begun(self, attempt: Attempt) -> "Chain":
         """With an attempt that begins. Of a job submitted anew, no list was asked for yet."""
@@ -107,6 +109,18 @@ class Chain:
             if before.last_step_seconds is not None and after.first_step_seconds is not None:
                 return after.first_step_seconds - before.last_step_seconds
         return None
+
+
+def changed_keys(before: str, now: Job) -> tuple[str, ...]:
+    """What a job file says otherwise than `before`, its JSON (empty: not known): "batch.global_batch_size 8 -> 4"."""
+    new = json.loads(job_to_json(now))
+    old = json.loads(before) if before else new
+    return tuple(
+        f"{section}.{key} {old[section][key]} -> {value}"
+        for section, values in new.items()
+        for key, value in values.items()
+        if old.get(section, {}).get(key, value) != value
+    )
 
 
 def fingerprint(job: Job) -> str:

@@ -5,7 +5,7 @@ import os
 import tempfile
 import types
 import typing
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,8 @@ def _build(kind: Any, value: Any) -> Any:
         return tuple(_build(each, entry) for each, entry in zip(kinds, value, strict=True))
     if is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        values = {field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)}
+        there = (field.name for field in fields(kind) if field.name in value or field.default is MISSING)
+        values = {name: _build(hints[name], value[name]) for name in there}
         return typing.cast(Any, kind)(**values)
     if issubclass(kind, Enum):
         return kind(value)
