@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trimtab import sandbox as boxes
+from trimtab.outcome import ExitCode
 from trimtab.sandbox import processes
 from trimtab.sandbox.config import Places
 from trimtab.sandbox.lifecycle import signals_raise
@@ -127,6 +128,8 @@ class Scenario:
     time_limit: str = "0:15:00"
     act: Callable[[Run], None] = lambda run: None
     """What is done to the job from outside while it trains."""
+    cancelled: bool = False
+    """Whether `act` cancels the job in the end."""
 
     def sandbox(self, profiles: Path | None = None) -> boxes.Spec:
         """The sandbox that it needs; `profiles`: where profiles shall outlive it."""
@@ -185,6 +188,7 @@ SCENARIOS = {
         inject="kill:rank=1,step=12,attempt=0;slow:node=n2,from_step=30,factor=3",
         time_limit="8:00:00",
         act=leave_when_settled,
+        cancelled=True,
     ),
     "fewer": Scenario(
         job="demo/fewer.toml",
@@ -194,6 +198,7 @@ SCENARIOS = {
         inject="kill:rank=1,step=12,attempt=0;slow:node=n2,from_step=30,factor=4",
         time_limit="8:00:00",
         act=leave_when_settled,
+        cancelled=True,
     ),
     "no-spare": Scenario(
         job="demo/replicas.toml",
@@ -238,12 +243,16 @@ SCENARIOS = {
 
 
 def main(name: str) -> int:
-    """Run a scenario in the current directory. Returns the exit code of its job; 2 when there is no such scenario."""
+    """Run a scenario in the current directory, or list them all ("?").
+
+    Returns the exit code of its job, 0 where the scenario cancels it; 2 when there is no such scenario.
+    """
     if name not in SCENARIOS:
-        print(f"trimtab: there is no scenario {name!r}; choose from:", file=sys.stderr)
+        listing = sys.stdout if name == "?" else sys.stderr
+        print("scenarios:" if name == "?" else f"trimtab: there is no scenario {name!r}; choose from:", file=listing)
         for choice, scenario in SCENARIOS.items():
-            print(f"  {choice:12}{scenario.expect}", file=sys.stderr)
-        return 2
+            print(f"  {choice:12}{scenario.expect}", file=listing)
+        return 0 if name == "?" else 2
     scenario = SCENARIOS[name]
     print(f"{name}: {scenario.expect}\n", flush=True)
     with signals_raise(), tempfile.TemporaryDirectory(prefix="trimtab-") as directory:
@@ -254,7 +263,10 @@ def main(name: str) -> int:
             run = Run(sandbox, Path.cwd(), scenario)
             try:
                 scenario.act(run)
-                return run.end()
+                code = run.end()
+                if scenario.cancelled:
+                    print("\nThe job would have gone on for hours: the demonstration has cancelled it.")
+                return 0 if scenario.cancelled and code == ExitCode.STOPPED else code
             finally:
                 run.stop()
         except (boxes.SandboxError, RuntimeError) as error:

@@ -205,11 +205,15 @@ class Ranks:
                     self._see(step)
             case Saved():
                 self._saving.saved(time.monotonic(), message.seconds)
+                if self._stop is not None or message.step == self.start.job.train.steps:
+                    _say(f"trimtab: saved {message.directory}")
             case Stack():
                 self._stacks[rank] = message
             case Notice(kind="signal") if not (self._stop or self._hung or self._roll.broken):  # nor sent by srun
                 self._tell("signal", f"rank {rank} was sent {message.text}: the ranks save and stop at the next step")
                 self._begin_to_stop(Stop.by_preemption())
+            case Notice(kind=kind) if kind not in ("signal", "reshape"):  # which are told otherwise
+                _say(f"trimtab: {message.text}")
             case Reshaped():
                 _say(f"trimtab: {_reshaped(message)}")
         self._act_on(self.trimmer.hear(message))
