@@ -316,12 +316,14 @@ class Ranks:
         self._end_ranks(srun)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if self._stop is None:  # else the ranks are saving: a second signal must not spoil it
+        if self._stop is None:
             self._begin_to_stop(Stop.by_signal(number))
+            self._tell("signal", f"{number.name}: the ranks save and stop at the next step")
+        else:  # they are saving: another signal must not spoil it
+            self.recorder.event("signal", number.name)
         if self._grace is None and self._srun is not None:
             grace_seconds = self.start.job.requeue.grace_seconds if self._roll.ranks else 0
             self._grace = asyncio.get_running_loop().call_later(grace_seconds, self._end_ranks, self._srun)
-        self._tell("signal", f"{number.name}: the ranks save and stop at the next step")
 
     def _begin_to_stop(self, stop: Stop) -> None:
         self._stop = stop
