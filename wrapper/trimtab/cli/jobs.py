@@ -1,5 +1,6 @@
 """`trimtab submit`, `trimtab run`."""
 
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -59,12 +60,19 @@ def submit(
 
 def _see_through(slurm: "SlurmClient", job_id: int) -> NoReturn:
     """Print a job's output, then its report; end with its exit code."""
-    from trimtab.follow import follow, profile_of
+    from trimtab.follow import Left, follow, never_began, profile_of
     from trimtab.planning.advice import advised
     from trimtab.report.find import ReportError
     from trimtab.report.terminal import show
 
-    state = follow(slurm, job_id, lambda text: click.echo(text, nl=False))
+    try:
+        state = follow(slurm, job_id, lambda text: click.echo(text, nl=False))
+    except Left as left:
+        click.echo(f"\ntrimtab: {left}", err=True)
+        sys.exit(128 + signal.SIGINT)
+    if state and (told := never_began(state)):
+        click.echo(f"trimtab: {told}", err=True)
+        sys.exit(state.exit_code)
     page_file = Path(f"trimtab-{job_id}.html").absolute()
     try:
         recorded = advised(profile_of(job_id))
