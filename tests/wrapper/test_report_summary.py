@@ -125,13 +125,36 @@ def test_what_counts_are_the_steps_of_the_latest_setting(profile, profiles):
     assert found == "Nothing can be said of the stages: 8 steps measured, 10 are needed."
 
 
-def test_a_stop_without_a_checkpoint_directory_saved_nothing(profiles):
-    profile = profiles.make(head_seconds=0.0, exit_code=75, outcome="stopped by SIGUSR1 at step 30 of 60")
-    assert texts(summarize(profile)) == ["Progress was saved. Submit or requeue the job, and it goes on from there."]
+STOPPED = {"head_seconds": 0.0, "exit_code": 75, "outcome": "stopped by SIGUSR1 at step 30 of 60"}
+SAVED = {name: np.array([value]) for name, value in (("step", 30), ("time_seconds", 0.0), ("duration_seconds", 0.2))}
+
+
+def in_directory(profiles, profile, directory):
+    """The profile as of a job whose checkpoints were to go there."""
     job = json.loads(profile.training.attributes["job"])
-    job["train"]["checkpoint_directory"] = ""
-    (found,) = texts(summarize(profiles.change(profile, attributes={"job": json.dumps(job)})))
-    assert found == "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
+    job["train"]["checkpoint_directory"] = directory
+    return profiles.change(profile, attributes={"job": json.dumps(job)})
+
+
+def test_a_stop_names_what_was_saved_and_both_ways_to_go_on_from_it(profiles):
+    stopped = in_directory(profiles, profiles.make(**STOPPED), "/home/ada/checkpoints/42")
+    told = (
+        "Progress was saved in /home/ada/checkpoints/42. To go on from there: scontrol requeue 42, as long as Slurm "
+        'knows the job, or a new submission with train.checkpoint_directory = "/home/ada/checkpoints/42".'
+    )
+    assert texts(summarize(profiles.change(stopped, training={"checkpoints": SAVED}))) == [told]
+    resumed = profiles.resumed(stopped, first_step=21, start=100.0, restart_count=1)  # what it began from is there
+    assert texts(summarize(resumed)) == [told]
+
+
+def test_a_stop_that_saved_nothing_is_not_said_to_go_on(profiles):
+    stopped = profiles.make(**STOPPED)
+    assert texts(summarize(in_directory(profiles, stopped, "/home/ada/checkpoints/42"))) == [
+        "No checkpoint is recorded: the job begins anew when it is run."
+    ]
+    assert texts(summarize(in_directory(profiles, stopped, ""))) == [
+        "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
+    ]
 
 
 def test_a_stage_that_is_slow_in_one_replica_is_named_with_it(profiles):
@@ -146,6 +169,22 @@ def test_a_failure_comes_first(profiles):
     assert (summary.outcome.state, summary.outcome.exit_code) == ("failed", 3)
     assert kinds(summary) == ["failure"]  # two steps say nothing of the stages
     assert outcome in texts(summary)[0]
+
+
+@pytest.mark.parametrize(
+    ("told", "state", "exit_code", "kind"),
+    [
+        ("job exit code 2:0", "failed", 2, "failure"),
+        ("job exit code 0:0", "recorded", 0, "none"),
+        ("job exit code 0:9", "recorded", None, "none"),
+        ("job exit code not known", "recorded", None, "none"),
+    ],
+)
+def test_without_a_training_the_epilog_says_how_a_job_ended(profile, told, state, exit_code, kind):
+    nodes = tuple(dataclasses.replace(node, events=(Event(1.0, "epilog", told),)) for node in profile.nodes)
+    summary = summarize(dataclasses.replace(profile, nodes=nodes, training=None))
+    assert (summary.outcome.state, summary.outcome.exit_code, kinds(summary)) == (state, exit_code, [kind])
+    assert ("ended with exit code 2, and no training is recorded" in texts(summary)[0]) == (state == "failed")
 
 
 @pytest.mark.parametrize(

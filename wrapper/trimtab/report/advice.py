@@ -1,5 +1,6 @@
 """What to look at first, from the figures alone; what to do about an imbalance is `planning`'s to say. Pure."""
 
+import json
 from collections.abc import Iterator
 
 from trimtab.balance.detect import LEAST_STEPS, WARM_UP_STEPS
@@ -19,6 +20,12 @@ def findings(summary: Summary) -> tuple[Finding, ...]:
 
 def _of_the_end(summary: Summary) -> Iterator[Finding]:
     match summary.outcome.state, summary.outcome.exit_code:
+        case "failed", code if summary.training is None:
+            yield Finding(
+                "failure",
+                f"The job ended with exit code {code}, and no training is recorded. The reason is in the job's output: "
+                "mend what it names, and submit again.",
+            )
         case "failed", ExitCode.BAD_INPUT:
             yield Finding("failure", "Nothing was started. Mend what the job's output names, and submit again.")
         case "failed", ExitCode.NOT_STARTED:
@@ -29,14 +36,24 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
                 "failure",
                 f"Find the cause of the failure first: {sentence}. The whole error is in the job's output.",
             )
-        case "stopped", _ if summary.training and not summary.training.checkpoint_directory:
-            yield Finding(
-                "stopped", "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
-            )
-        case "stopped", _ if summary.attempt_number < len(summary.attempts):
-            yield Finding("stopped", f"Attempt {summary.attempt_number + 1} went on from what was saved.")
-        case "stopped", _:
-            yield Finding("stopped", "Progress was saved. Submit or requeue the job, and it goes on from there.")
+        case "stopped", _ if summary.training:
+            yield Finding("stopped", _what_was_saved(summary, summary.training))
+
+
+def _what_was_saved(summary: Summary, training: Training) -> str:
+    """Of a run that was stopped: whether anything was saved, and how to go on from there."""
+    directory = training.checkpoint_directory
+    if not directory:
+        return "Nothing was saved: train.checkpoint_directory is empty. The job begins anew when it is run."
+    following = summary.attempts[summary.attempt_number :][:1]
+    if any((attempt.first_step or 1) > 1 for attempt in following):
+        return f"Attempt {summary.attempt_number + 1} went on from what was saved."
+    if not training.checkpoints and training.settings[0].first_step == 1:
+        return "No checkpoint is recorded: the job begins anew when it is run."
+    return (
+        f"Progress was saved in {directory}. To go on from there: scontrol requeue {summary.job_id}, as long as Slurm "
+        f"knows the job, or a new submission with train.checkpoint_directory = {json.dumps(directory)}."
+    )
 
 
 def _of_the_stages(training: Training | None) -> Iterator[Finding]:

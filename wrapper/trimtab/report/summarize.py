@@ -1,5 +1,6 @@
 """Profile -> Summary. Pure."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -46,14 +47,23 @@ def summarize(profile: Profile) -> Summary:
 
 
 def outcome(profile: Profile) -> Outcome:
-    """How the attempt ended."""
+    """How the attempt ended: without a training, as the epilogs have it."""
     if profile.training is None:
         nodes = plural(len(profile.nodes), "node")
-        return Outcome("recorded", f"recorded on {nodes}; the profile holds no training part", None)
+        exit_code = _exit_code(profile)
+        state = "failed" if exit_code else "recorded"
+        return Outcome(state, f"recorded on {nodes}; the profile holds no training part", exit_code)
     attributes = profile.training.attributes
     exit_code = int(attributes["exit_code"])
     states = {ExitCode.TRAINED: "finished", ExitCode.STOPPED: "stopped", -1: "unknown"}
     return Outcome(states.get(exit_code, "failed"), str(attributes["outcome"]), exit_code)
+
+
+def _exit_code(profile: Profile) -> int | None:
+    """The job's, by its epilogs (Slurm's "exit code:signal"); None: none was told, or it was ended by a signal."""
+    told = (event.text for node in profile.nodes for event in node.events if event.kind == "epilog")
+    ended = [re.fullmatch(r"job exit code (\d+):0", text) for text in told]
+    return max((int(found[1]) for found in ended if found), default=None)
 
 
 def shape_name(training: TrainingProfile) -> str:
