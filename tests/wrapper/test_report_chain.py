@@ -1,6 +1,7 @@
 """All attempts of a job as one run."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
@@ -9,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.report.chain import Run, linked
+from trimtab.report.figures import key_figures
 from trimtab.report.find import load
+from trimtab.report.orders import earlier_orders
 from trimtab.report.series import MOST_POINTS
 from trimtab.report.summary import Attempt, to_json
+from trimtab.report.terminal import show
 from trimtab_slurm import profile as profile_file
 
 
@@ -173,6 +177,25 @@ def test_every_attempt_of_a_chain_shows_the_same_chain(root):
     assert all(other.summary.chain == first.summary.chain for other in others)
     (finding, *_) = first.summary.findings
     assert finding.text == "Attempt 2 went on from what was saved."
+
+
+def test_a_later_attempt_points_to_the_orders_of_earlier_ones(root):
+    first, second, third = (recorded.summary for recorded in load("42", "all", root))
+    assert earlier_orders(first) == ""
+    for later in (second, third):
+        assert earlier_orders(later) == (
+            "Before this attempt, attempt 1 carried out 1 order: trimtab report --attempt 1 shows what and why."
+        )
+    found = io.StringIO()
+    show(third, found)
+    assert "What trimtab did\n  Before this attempt, attempt 1 carried out 1 order" in found.getvalue()
+
+
+def test_the_first_loss_of_a_later_attempt_is_said_to_be_its_own(root):
+    (found,) = load("42", None, root)
+    notes = {figure.name: figure.note for figure in key_figures(found.summary.training)}
+    assert notes["Loss"] == f"last step; {9 * 0.98**41:.4g} at step 41, this attempt's first"
+    assert notes["Steps"] == "of 60; this attempt began at step 41"
 
 
 def test_json_holds_the_chain(root):

@@ -37,6 +37,7 @@ def key_figures(training: Training) -> Iterator[Figure]:
     Of a run whose setting changed, those that depend on it are of the latest one, and say of which steps.
     """
     current, changed = training.settings[training.setting], len(training.settings) > 1
+    resumed = (training.first_step or 1) > 1
     since = f" of {step_range(current)}" if changed else ""
     if imbalance := training.imbalance:
         slowest = f"stage {imbalance.stage}" + (f" of replica {imbalance.replica}" if training.data > 1 else "")
@@ -53,9 +54,10 @@ def key_figures(training: Training) -> Iterator[Figure]:
         yield Figure("Step time", milliseconds(training.step_seconds), "ms", f"median{since}")
     if training.first_loss is not None:
         at = f" (at step {training.last_loss_step})" if training.last_loss_step != training.last_step else ""
-        yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} at first")
-    resumed = f"; this attempt began at step {training.first_step}" if (training.first_step or 1) > 1 else ""
-    yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{resumed}")
+        first = f"at step {training.first_step}, this attempt's first" if resumed else "at first"
+        yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} {first}")
+    began = f"; this attempt began at step {training.first_step}" if resumed else ""
+    yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{began}")
 
 
 def shape(training: Training) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from trimtab.balance.deciding.situation import Kind
 from trimtab.report.summary import Order, Setting, Stack, Summary, Training
-from trimtab.wording import ABSENT, data_size, duration, milliseconds, percent
+from trimtab.wording import ABSENT, data_size, duration, listed, milliseconds, percent, plural
 
 _RESTARTS = frozenset(kind for kind in Kind if kind.restarts)
 
@@ -44,6 +44,19 @@ def became(order: Order, summary: Summary) -> str:
     if order.outcome == "given" and order.kind in _RESTARTS and summary.attempt_number < len(summary.attempts):
         return f"given: see attempt {summary.attempt_number + 1}"
     return order.outcome
+
+
+def earlier_orders(summary: Summary) -> str:
+    """Which attempts before this one carried out orders, and where to see them; empty: none did."""
+    earlier = [attempt for attempt in summary.attempts[: summary.attempt_number - 1] if attempt.orders]
+    if not earlier:
+        return ""
+    numbers = [str(attempt.number) for attempt in earlier]
+    orders = plural(sum(attempt.orders for attempt in earlier), "order")
+    names = f"attempt{'s' if len(earlier) > 1 else ''} {listed(numbers)}"
+    return (
+        f"Before this attempt, {names} carried out {orders}: trimtab report --attempt {numbers[-1]} shows what and why."
+    )
 
 
 def stood_still(order: Order) -> str:

@@ -29,7 +29,16 @@ from trimtab.report.figures import (
     step_shares,
 )
 from trimtab.report.find import Recorded
-from trimtab.report.orders import became, changes, counts, settings_compared, step_range, stood_still, why
+from trimtab.report.orders import (
+    became,
+    changes,
+    counts,
+    earlier_orders,
+    settings_compared,
+    step_range,
+    stood_still,
+    why,
+)
 from trimtab.report.summary import Device, Rank, Summary
 from trimtab_slurm.contents import Profile
 
@@ -68,6 +77,7 @@ def render(profile: Profile, summary: Summary) -> str:
         shares=step_shares(summary.training) if summary.training else (),
         shape=shape,
         place=place_in_chain(summary),
+        earlier_orders=earlier_orders(summary),
         orders=(summary.training.orders if summary.training else ())[-MOST_ROWS:],
         settings=list(enumerate(summary.training.settings, start=1))[-MOST_ROWS:] if summary.training else [],
         compared=settings_compared(summary.training) if summary.training else "",

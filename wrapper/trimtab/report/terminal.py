@@ -29,7 +29,17 @@ from trimtab.report.figures import (
     slowest_first,
     step_shares,
 )
-from trimtab.report.orders import became, changes, counts, innermost, settings_compared, step_range, why, worth
+from trimtab.report.orders import (
+    became,
+    changes,
+    counts,
+    earlier_orders,
+    innermost,
+    settings_compared,
+    step_range,
+    why,
+    worth,
+)
 from trimtab.report.summary import Attempt, Device, Order, Stack, Summary, Training
 from trimtab.terminal import bullet, ruled_table, show_parts
 from trimtab.wording import (
@@ -60,8 +70,9 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     yield from _section("What to change", [bullet(finding.text) for finding in summary.findings])
     yield from _section("Warnings", [bullet(warning, "yellow") for warning in summary.warnings])
     training = summary.training
-    if training and training.orders:
-        yield from _section("What trimtab did", [_orders(summary, training.orders)])
+    before = [Text(earlier, style="dim")] if (earlier := earlier_orders(summary)) else []
+    orders = [_orders(summary, training.orders)] if training and training.orders else []
+    yield from _section("What trimtab did", [*before, *orders])
     if training and len(training.settings) > 1:
         compared = settings_compared(training)
         yield from _section("Settings", [*([Text(compared)] if compared else []), _settings(training)])
