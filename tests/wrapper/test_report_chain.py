@@ -184,17 +184,17 @@ def test_a_later_attempt_points_to_the_orders_of_earlier_ones(root):
     assert earlier_orders(first) == ""
     for later in (second, third):
         assert earlier_orders(later) == (
-            "Before this attempt, attempt 1 carried out 1 order: trimtab report --attempt 1 shows what and why."
+            "Before this, attempt 1 carried out 1 order: trimtab report --attempt 1 shows what and why."
         )
     found = io.StringIO()
     show(third, found)
-    assert "What trimtab did\n  Before this attempt, attempt 1 carried out 1 order" in found.getvalue()
+    assert "What trimtab did\n  Before this, attempt 1 carried out 1 order" in found.getvalue()
 
 
 def test_the_first_loss_of_a_later_attempt_is_said_to_be_its_own(root):
     (found,) = load("42", None, root)
     notes = {figure.name: figure.note for figure in key_figures(found.summary.training)}
-    assert notes["Loss"] == f"last step; {9 * 0.98**41:.4g} at step 41, this attempt's first"
+    assert notes["Loss"] == f"last step; {9 * 0.98**41:.4g} at this attempt's first"
     assert notes["Steps"] == "of 60; this attempt began at step 41"
 
 

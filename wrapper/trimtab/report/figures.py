@@ -54,7 +54,7 @@ def key_figures(training: Training) -> Iterator[Figure]:
         yield Figure("Step time", milliseconds(training.step_seconds), "ms", f"median{since}")
     if training.first_loss is not None:
         at = f" (at step {training.last_loss_step})" if training.last_loss_step != training.last_step else ""
-        first = f"at step {training.first_step}, this attempt's first" if resumed else "at first"
+        first = "at this attempt's first" if resumed else "at first"
         yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} {first}")
     began = f"; this attempt began at step {training.first_step}" if resumed else ""
     yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{began}")
