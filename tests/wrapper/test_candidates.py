@@ -11,7 +11,7 @@ from trimtab.balance.deciding.candidates import candidates
 from trimtab.balance.deciding.in_place import balanced_microbatches
 from trimtab.balance.deciding.search import Configuration, Outcome
 from trimtab.balance.deciding.situation import Fault, Kind, Shapes, Situation, Toll
-from trimtab.balance.deciding.words import split_text
+from trimtab.balance.deciding.words import counts_text, split_text
 from trimtab.balance.pipeline.estimate import estimate
 from trimtab.balance.plan import Costs, Hardware, Link, ParameterMemory, Part, Plan, Schedule
 from trimtab.protocol import Layout, Shape
@@ -88,7 +88,7 @@ def test_microbatches_move_away_from_a_slow_replica():
     fault = Fault("hardware", ((1, 0), (1, 1)))
     slow = situation(speeds=((1.0, 1.0), (0.5, 0.5)), microbatches=12, fault=fault, toll=Toll(reshape_seconds=0.5))
     moved = found(Kind.MICROBATCHES, slow)
-    assert moved.change == "microbatches 2 x 12 -> 16, 8"
+    assert moved.change == "microbatches 12, 12 -> 16, 8"
     # 4 layers a stage, 1.2 s: (16 + 1) x 1.2 s and (8 + 1) x 2.4 s, after (12 + 1) x 2.4 s.
     assert moved.gain_ratio == pytest.approx(1 - 21.6 / 31.2, rel=1e-12)
     assert moved.cost_seconds == 0.5  # no bytes move
@@ -130,7 +130,7 @@ def test_recomputation_is_dropped_where_the_memory_allows_it():
     dropped = found(Kind.RECOMPUTE, situation(memory=4e6 * 18 + 10_000, plan=plan))
     assert dropped.plan.recomputed_layers == (0, 0)
     assert dropped.gain_ratio == pytest.approx(0.25, rel=1e-12)
-    assert dropped.change == "recomputed layers 2 x 4 -> 2 x 0"
+    assert dropped.change == "recomputed layers 4, 4 -> 0, 0"
 
 
 def test_as_much_is_recomputed_as_the_memory_needs():
@@ -297,7 +297,7 @@ def test_why_a_job_does_not_go_on_with_fewer_nodes(state, obstacle):
 
 def test_a_batch_that_fewer_replicas_cannot_share_equally_takes_as_long_as_the_largest_share():
     fewer = found(Kind.FEWER, four_nodes(microbatches=4))
-    assert fewer.change == "without n2, on 3 nodes: TP1 x PP2 x DP3, microbatches 6, 2 x 5"
+    assert fewer.change == "without n2, on 3 nodes: TP1 x PP2 x DP3, microbatches 6, 5, 5"
     assert fewer.plan.microbatches == (6, 5, 5)
     # (6 + 1) x 1.2 s, after 4 x 3.0 s on the slow node, which waits 0.2 s for a backward.
     assert fewer.gain_ratio == pytest.approx(1 - 8.4 / 12.2, rel=1e-12)
@@ -454,3 +454,8 @@ def test_a_provider_s_own_model_keeps_its_layers_where_they_are():
 def test_long_layouts_are_told_in_short():
     assert split_text(Layout((5, 3), 2)) == "5|3"
     assert split_text(Layout((2, *[1] * 14, 0), 4)) == "2|1 x 14|0"
+
+
+def test_few_counts_are_told_one_by_one_and_many_by_how_many_are_alike():
+    assert counts_text((3, 3, 2)) == "3, 3, 2"
+    assert counts_text((3,) * 12 + (2,) * 4) == "12 of 3, 4 of 2"

@@ -113,13 +113,13 @@ def test_why_the_nearest_shape_is_run_is_told():
         (
             Job(batch=Batch(1, 16)),
             3,
-            "microbatches 6, 2 x 5: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about "
+            "microbatches 6, 5, 5: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about "
             "11.1% of a step; 15 or 18 would not",
         ),
         (  # filling and draining four stages is the same for all
             JOB,
             12,
-            "microbatches 2 x 3, 2: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about 5.6% "
+            "microbatches 3, 3, 2: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about 5.6% "
             "of a step; 12 or 18 would not",
         ),
         (

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from trimtab.balance.deciding.situation import Kind
-from trimtab.balance.deciding.words import counts_text
+from trimtab.balance.deciding.words import unequal_shares
 from trimtab.protocol import Job, JobError, Layout, Parallel, Setting, divisors, setting_of
 from trimtab.requeue.chain import Chain, Wanted, fingerprint
 
@@ -40,8 +40,9 @@ def beginning(chain: Chain, job: Job, world_size: int) -> Beginning:
             return begin
         told = f"not run as wanted ({wanted.reason}): {begin}"
     begun, nearest = _own_or_nearest(job, world_size)
-    told = "; ".join(filter(None, (told, nearest, _unequal(begun, world_size))))
-    return Beginning(begun, setting_of(begun, begun.shape(world_size)), told)
+    shape = begun.shape(world_size)
+    told = "; ".join(filter(None, (told, nearest, unequal_shares(begun, shape))))
+    return Beginning(begun, setting_of(begun, shape), told)
 
 
 def restarted(chain: Chain, begin: Beginning, nodes: Sequence[str]) -> bool:
@@ -65,7 +66,7 @@ def _wanted(wanted: Wanted, job: Job, world_size: int) -> Beginning | str:
             return obstacle
         job = replace(job, parallel=_with_setting(job.parallel, setting))
         told = f"{shape}, {setting}: {wanted.reason}"
-        if setting.even and (unequal := _unequal(job, world_size)):
+        if setting.even and (unequal := unequal_shares(job, shape)):
             told += f"; {unequal}"
         return Beginning(job, setting, told, as_wanted=True)
     except JobError as error:
@@ -157,31 +158,4 @@ def _distance(candidate: Job, job: Job) -> tuple[float, ...]:
         abs(new.tensor - own.tensor),
         new.virtual != own.virtual,
         job.batch.microbatch_size - candidate.batch.microbatch_size,
-    )
-
-
-def _unequal(job: Job, world_size: int) -> str:
-    """What it costs that microbatches cannot be shared out equally, and what would have equal shares; empty: they can.
-
-    A pipeline of S equal stages of v chunks takes as long as m + (S - 1) / v microbatches (Narayanan et al., 2021,
-    section 2.2): m is the most of a replica, and would be the mean.
-    """
-    shape, parallel, batch = job.shape(world_size), job.parallel, job.batch
-    shares = job.shares(shape.data)
-    most, mean = max(shares), sum(shares) / shape.data
-    if most == mean:
-        return ""
-    cost_ratio = (most - mean) / (most + (shape.pipeline - 1) / parallel.virtual)
-    unit = batch.microbatch_size * parallel.microbatch_multiple * shape.data
-    below = batch.global_batch_size // unit * unit
-    others = f"{below} or {below + unit}"
-    smaller = [
-        size
-        for size in divisors(batch.microbatch_size)[:-1]
-        if batch.global_batch_size % (size * parallel.microbatch_multiple * shape.data) == 0
-    ]
-    others += f", or microbatches of {smaller[-1]}," if smaller else ""
-    return (
-        f"microbatches {counts_text(shares)}: batch.global_batch_size {batch.global_batch_size} gives "
-        f"{shape.data} replicas unequal shares, which costs about {cost_ratio:.1%} of a step; {others} would not"
     )
