@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from trimtab.planning.advice import advised
@@ -57,6 +58,35 @@ def test_as_many_steps_as_the_stages_take_to_be_spoken_of_are_enough_for_a_plan(
         ("none", "Nothing can be said of the stages: 9 steps measured, 10 are needed.")
     ]
     assert [kind for kind, _ in findings(profiles.make(steps=10))] == ["imbalance", "cause", "plan"]
+
+
+def test_what_a_run_was_reshaped_to_is_told_as_lines_of_the_job_file(findings, profile, profiles):
+    level, (plan, what) = findings(profiles.trimmed(profile, step=11))
+    assert level[0] == "none"
+    assert (plan, what) == (
+        "plan",
+        "What it was reshaped to while it ran has made steps shorter. For the next run to begin with it, unless it was "
+        'for a slow device, in the job file: [parallel] layout = "Ettttt|tttL" recomputed_layers = [0, 1]',
+    )
+    longer = profiles.trimmed(profile, step=11, factor=1.1)
+    assert [kind for kind, _ in findings(longer)] == ["none"]
+
+
+def test_shares_that_must_be_unequal_come_with_batch_sizes_that_would_be_equal(findings, profiles):
+    found = profiles.make(data=3, head_seconds=0.0)
+    job = json.loads(found.training.attributes["job"])
+    job["batch"] = {"microbatch_size": 2, "global_batch_size": 16}
+    settings = {"step": [1], "layout": ["Etttt|ttttL"], "microbatches": ["3|3|2"], "recomputed_layers": ["0|0"]}
+    changed = profiles.change(
+        found,
+        attributes={"job": json.dumps(job)},
+        training={"settings": {name: np.array(column) for name, column in settings.items()}},
+    )
+    assert findings(changed)[-1] == (
+        "plan",
+        "Microbatches 3, 3, 2: batch.global_batch_size 16 gives 3 replicas unequal shares, which costs about 8.3% of a "
+        "step; 12 or 18 would not.",
+    )
 
 
 def test_level_stages_need_no_plan(findings, profiles):

@@ -110,7 +110,7 @@ def test_the_slowest_stage_is_named_with_what_it_holds(profile):
 def test_a_level_pipeline_has_nothing_to_change(profiles):
     summary = summarize(profiles.make(head_seconds=0.0))
     assert kinds(summary) == ["none"]
-    assert texts(summary)[0].startswith("Nothing to change: the slowest stage takes 0.0% longer")
+    assert texts(summary)[0].startswith("Nothing to balance: the slowest stage takes 0.0% longer")
     assert summary.training.cost.imbalance_seconds == 0
 
 

@@ -11,7 +11,7 @@ from trimtab.balance.deciding.decide import Considered, Decision, Verdict, doubt
 from trimtab.balance.deciding.ledger import Ledger
 from trimtab.balance.deciding.situation import Kind
 from trimtab.planning.situation import Case
-from trimtab.protocol import Job, Layout, layout_of
+from trimtab.protocol import Job, Layout, Parallel, layout_of
 
 SCHEMA = 1
 LOOKS_ALIKE = (
@@ -96,26 +96,35 @@ def changed_job(job: Job, order: Considered) -> Job:
     plan = order.plan
     if plan is None:
         return job
-    recomputed_layers = plan.recomputed_layers if any(plan.recomputed_layers) else ()
-    if order.configuration is None and (plan.layout, recomputed_layers) == _as_submitted(job):
-        return job
-    parallel = replace(
-        job.parallel,
-        pipeline=plan.layout.stages,
-        virtual=plan.layout.virtual,
-        layout=_layout_text(plan.layout),
-        recomputed_layers=recomputed_layers,
-    )
     if order.configuration is None:
-        return replace(job, parallel=parallel)
+        return begun_with(job, plan.layout, plan.recomputed_layers)
     tensor, microbatch_size = order.configuration.shape.tensor, order.configuration.microbatch_size
+    parallel = _parallel(job.parallel, plan.layout, plan.recomputed_layers)
     parallel = replace(parallel, tensor=tensor, sequence_parallel=parallel.sequence_parallel and tensor > 1)
     return replace(job, parallel=parallel, batch=replace(job.batch, microbatch_size=microbatch_size))
 
 
-def _as_submitted(job: Job) -> tuple[Layout, tuple[int, ...]]:
-    recomputed_layers = job.parallel.recomputed_layers
-    return layout_of(job), recomputed_layers if any(recomputed_layers) else ()
+def begun_with(job: Job, layout: Layout, recomputed_layers: tuple[int, ...]) -> Job:
+    """The job that begins with them; the same where it does so already. `recomputed_layers` is [S]."""
+    own = job.parallel.recomputed_layers
+    if layout == layout_of(job) and _any(recomputed_layers) == _any(own):
+        return job
+    return replace(job, parallel=_parallel(job.parallel, layout, recomputed_layers))
+
+
+def _parallel(own: Parallel, layout: Layout, recomputed_layers: tuple[int, ...]) -> Parallel:
+    return replace(
+        own,
+        pipeline=layout.stages,
+        virtual=layout.virtual,
+        layout=_layout_text(layout),
+        recomputed_layers=_any(recomputed_layers),
+    )
+
+
+def _any(recomputed_layers: tuple[int, ...]) -> tuple[int, ...]:
+    """As a job file has it: none at all need no counts."""
+    return recomputed_layers if any(recomputed_layers) else ()
 
 
 def _layout_text(layout: Layout) -> str:

@@ -156,7 +156,7 @@ def observed(title: str, profile: Profile) -> Observed:
     training = profile.training
     if training is None:
         raise PlanError(f"{title}: no training is recorded: trimtab did not start this job; plan a job.toml instead")
-    job = _job_of(title, training)
+    job = job_of(title, training)
     shape = Shape(*(int(training.attributes[name]) for name in ("tensor", "pipeline", "data")))
     matrix = stage_matrix(training)
     if shape.pipeline * shape.data == 1:
@@ -209,7 +209,8 @@ def _timed(training: TrainingProfile, matrix: StageMatrix) -> npt.NDArray[np.boo
     return np.asarray(np.isfinite(seconds) & (seconds > 0) & (matrix.compute_seconds > 0).all(axis=1))
 
 
-def _job_of(title: str, training: TrainingProfile) -> Job:
+def job_of(title: str, training: TrainingProfile) -> Job:
+    """The job of an attempt, as it was started. Raises PlanError."""
     try:
         return job_from_json(str(training.attributes["job"]))
     except (JobError, ValueError, AttributeError, TypeError) as error:

@@ -93,6 +93,6 @@ def _nothing(training: Training | None) -> str:
     if imbalance is None or measured < FEWEST_STEPS:
         return f"Nothing can be said of the stages: {plural(measured, 'step')} measured, {FEWEST_STEPS} are needed."
     return (
-        f"Nothing to change: the slowest stage takes {percent(imbalance.ratio)} longer than the median one, below the "
+        f"Nothing to balance: the slowest stage takes {percent(imbalance.ratio)} longer than the median one, below the "
         f"trigger of {percent(imbalance.trigger_ratio)}."
     )
