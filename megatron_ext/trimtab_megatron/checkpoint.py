@@ -18,10 +18,13 @@ from trimtab_megatron import checkpoint_files as files
 from trimtab_megatron import checkpoint_state as state
 from trimtab_megatron.checkpoint_files import Complete, DamagedError
 from trimtab_megatron.engine import Engine
-from trimtab_megatron.identity import RankError
+from trimtab_megatron.identity import InputError, RankError
 from trimtab_megatron.world import World
 
 Result = TypeVar("Result")
+
+_DATA = "the fingerprint of the data (data.path, data.tokenizer, data.provider)"
+"""A key of what is kept with each checkpoint, and compared with older ones: it stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -90,8 +93,8 @@ class Checkpoints:
     def resume(self) -> tuple[Progress, list[str]]:
         """Load the newest sound checkpoint, if there is one. Returns how far it came, and what to tell.
 
-        Raises RankError where there are some but none is sound, where it is of another model or optimizer or has
-        consumed other samples, and where not every rank can see it.
+        Raises RankError where there are some but none is sound, and where not every rank can see it; InputError where
+        it is of another model or optimizer, or has consumed other samples.
         """
         found, told = self._newest_sound()
         if found is None:
@@ -185,15 +188,21 @@ class Checkpoints:
 
     def _refuse_another(self, what: str, source: Path, own: dict[str, Any], saved: dict[str, Any]) -> None:
         differing = [
-            f"{name} is {own.get(name)!r} now and {saved.get(name)!r} there"
+            _difference(name, own.get(name), saved.get(name))
             for name in own | saved
             if own.get(name) != saved.get(name)
         ]
         if differing:
-            raise RankError(
+            raise InputError(
                 f"the checkpoint {source} is of another {what}: {'; '.join(differing)}. "
                 "Name another train.checkpoint_directory, or change the job back."
             )
+
+
+def _difference(name: str, now: Any, there: Any) -> str:
+    if name == _DATA:  # two hashes would tell nobody anything
+        return "data.path, data.tokenizer or data.provider give other samples now than there"
+    return f"{name} is {now!r} now and {there!r} there"
 
 
 def _inspect(save: Path) -> tuple[Complete | None, str]:
@@ -223,5 +232,5 @@ def _sample_identity(job: Job, fingerprint: str) -> dict[str, Any]:
     return {
         "train.seed": job.train.seed,
         "model.sequence_length": job.model.sequence_length,
-        "the fingerprint of the data (data.path, data.tokenizer, data.provider)": fingerprint,
+        _DATA: fingerprint,
     }

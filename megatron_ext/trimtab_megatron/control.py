@@ -45,6 +45,7 @@ class Control:
         self._sender: threading.Thread | None = None
         self._closing = threading.Event()
         self._lost_told = False
+        self._all_sent = False
         self.greeted = False
         self.connected = False
         """Whether orders can arrive, as far as is known here."""
@@ -84,12 +85,13 @@ class Control:
             return stop
         return self._arrived.pop(0) if self._arrived else None
 
-    def close(self) -> None:
-        """Wait, not for long, until everything has been sent."""
+    def close(self) -> bool:
+        """Wait, not for long, until everything has been sent. Returns whether it has: the wrapper knows."""
         self._put(None)
         self._closing.set()
         if self._sender is not None:
             self._sender.join(CLOSE_SECONDS)
+        return self._all_sent
 
     def _put(self, message: Message | None) -> None:
         # Full: a wrapper that has read nothing for thousands of steps. The reports are lost, training is not.
@@ -107,6 +109,7 @@ class Control:
                     connection.sendall(encode(hello))
                     self.connected = True
                     self._send_all(connection)
+                    self._all_sent = True
                     return
             except (OSError, ValueError) as error:
                 self.connected = False

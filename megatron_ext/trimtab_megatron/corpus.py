@@ -38,23 +38,28 @@ class Corpus:
 
 def open_corpus(path: str) -> Corpus:
     """The text at `path` (empty: the standard library). Raises JobError when there is none to read."""
-    name, candidates = (path, _files(path)) if path else ("the Python standard library", _standard_library())
     digest = hashlib.sha256()
     files = []
-    for file in candidates:
-        try:
+    try:
+        name, candidates = (path, _files(path)) if path else ("the Python standard library", _standard_library())
+        for file in candidates:
             content = file.read_bytes()
-            content.decode()
-        except UnicodeDecodeError:
-            continue
-        except OSError as error:
-            raise JobError("data.path", path, f"cannot be read: {error}") from error
-        if content:
-            digest.update(len(content).to_bytes(8) + content)
-            files.append(file)
+            if content and _is_text(content):
+                digest.update(len(content).to_bytes(8) + content)
+                files.append(file)
+    except OSError as error:
+        raise JobError("data.path", path, f"cannot be read: {error}") from error
     if not files:
         raise JobError("data.path", path, "holds no UTF-8 text")
     return Corpus(name, tuple(files), digest.hexdigest(), len(candidates) - len(files))
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _files(path: str) -> list[Path]:

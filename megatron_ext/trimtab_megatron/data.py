@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from trimtab.protocol import Job, JobError
-from trimtab_megatron.identity import RankError
+from trimtab_megatron.identity import InputError
 from trimtab_megatron.provider import load_provider
 from trimtab_megatron.tokens import Tokens, open_tokens
 
@@ -121,7 +121,7 @@ class Dataset:
     """Rows are padded to a multiple of it."""
 
     def microbatch(self, indices: range, with_tokens: bool = True) -> Microbatch:
-        """The samples of one microbatch. Raises RankError for one that does not fit the model.
+        """The samples of one microbatch. Raises InputError for one that does not fit the model.
 
         Without tokens it is what a stage in the middle has to know; where lengths vary, that takes the samples too.
         """
@@ -141,7 +141,7 @@ class Dataset:
         least = 2 if self.variable_lengths else most
         if row.dtype != torch.int64 or row.dim() != 1 or not least <= len(row) <= most:
             span = f"{least} to {most}" if self.variable_lengths else f"{most}"
-            raise RankError(
+            raise InputError(
                 f"sample {sample} is {row.dtype} {list(row.shape)}, not torch.int64 [{span}]: "
                 f"a sample holds {'at most ' * self.variable_lengths}sequence_length + 1 tokens"
             )
@@ -150,7 +150,8 @@ class Dataset:
 
 
 def open_dataset(job: Job) -> Dataset:
-    """The job's data. Raises JobError when it cannot be read, is too short, or does not fit its vocabulary."""
+    """The job's data. Raises JobError when it cannot be read or is too short, InputError for tokens that its
+    vocabulary lacks."""
     length = job.model.sequence_length
     if job.data.provider:
         samples, fingerprint, built = _provided(job)
@@ -188,7 +189,7 @@ def _provided(job: Job) -> tuple[Samples, str, str]:
 def _check_range(tokens: torch.Tensor, vocabulary_size: int, what: str) -> None:
     low, high = (int(value) for value in torch.aminmax(tokens))
     if low < 0 or high >= vocabulary_size:
-        raise RankError(
+        raise InputError(
             f"{what} holds token {high if low >= 0 else low}, but the vocabulary has {vocabulary_size}: "
             "it was made with another tokenizer"
         )

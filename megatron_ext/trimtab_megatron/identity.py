@@ -1,15 +1,19 @@
-"""Which rank this process is: from torchrun's names of the environment, or else Slurm's."""
+"""Which rank this process is: from torchrun's names of the environment, or else Slurm's. And how it says so."""
 
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trimtab.protocol import Hello
+from trimtab.protocol import Hello, Job
 
 
 class RankError(RuntimeError):
     """This rank cannot start or go on: names what is wrong and what to do."""
+
+
+class InputError(RankError):
+    """What the run was given does not fit together: another attempt would meet the same."""
 
 
 @dataclass(frozen=True)
@@ -42,17 +46,23 @@ def identity(environment: Mapping[str, str] = os.environ) -> Identity:
     )
 
 
-def introduction(who: Identity) -> Hello:
-    """The Hello of a rank that holds nothing yet."""
+def introduction(who: Identity, job: Job) -> Hello:
+    """The Hello of a rank that holds nothing yet. Raises JobError where the job does not fit so many ranks.
+
+    Its place is the one that Megatron-core will give it: ranks go by tensor rank first, then replica, then stage.
+    """
+    shape = job.shape(who.world_size)
+    stage, place = divmod(who.rank, shape.tensor * shape.data)
+    replica, tensor_rank = divmod(place, shape.tensor)
     return Hello(
         token=os.environ.get("TRIMTAB_TOKEN", ""),
         rank=who.rank,
         node=who.node,
         local_rank=who.local_rank,
         pid=os.getpid(),
-        tensor_rank=0,
-        pipeline_rank=0,
-        data_rank=0,
+        tensor_rank=tensor_rank,
+        pipeline_rank=stage,
+        data_rank=replica,
         layers=(),
         parameters=0,
         device="",

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from trimtab_megatron.identity import Identity, RankError
+from trimtab_megatron.identity import Identity, InputError
 
 if TYPE_CHECKING:
     from trimtab_megatron.stage_clock import Timer
@@ -81,7 +81,7 @@ class Fault:
 
 
 def parse(text: str) -> tuple[Fault, ...]:
-    """The faults of a value of TRIMTAB_INJECT. Raises RankError with the entry, the reason, and the choices."""
+    """The faults of a value of TRIMTAB_INJECT. Raises InputError with the entry, the reason, and the choices."""
     return tuple(_parse_entry(entry.strip()) for entry in text.split(";") if entry.strip())
 
 
@@ -129,13 +129,13 @@ def _parse_value(entry: str, key: str, value: str) -> str | int | float:
     return number
 
 
-def _refused(entry: str, reason: str, name: str = "", choices: Iterable[str] = ()) -> RankError:
+def _refused(entry: str, reason: str, name: str = "", choices: Iterable[str] = ()) -> InputError:
     text = f"{VARIABLE}: {entry!r}: {reason}"
     if near := difflib.get_close_matches(name, choices, n=1):
         text += f"; did you mean {near[0]}?"
     if choices:
         text += f"; choose from: {', '.join(choices)}"
-    return RankError(text)
+    return InputError(text)
 
 
 class Faults:

@@ -12,7 +12,7 @@ from trimtab_megatron.checkpoint import Checkpoints, Progress
 from trimtab_megatron.control import Control
 from trimtab_megatron.data import Dataset, open_dataset
 from trimtab_megatron.engine import Engine, build_engine
-from trimtab_megatron.identity import introduction
+from trimtab_megatron.identity import InputError, introduction
 from trimtab_megatron.model import padded_vocabulary
 from trimtab_megatron.patience import told
 from trimtab_megatron.world import World
@@ -52,7 +52,7 @@ def prepare(job: Job, world: World, control: Control) -> Run:
     with slow("opening the data"):
         dataset = open_dataset(job)
     with slow("waiting for other ranks to open the data"):
-        world.same_as_rank_0("the data", dataset.fingerprint)
+        world.same_as_rank_0("the data", dataset.fingerprint, InputError)
     vocabulary_size = dataset.samples.vocabulary_size
     with slow("building the model with the other ranks"):
         engine = build_engine(job, world, vocabulary_size)
@@ -79,7 +79,7 @@ def greeting(job: Job, world: World, chunks: Sequence[torch.nn.Module]) -> Hello
     """Who this rank is and what it holds."""
     who = world.identity
     hello = replace(
-        introduction(who),
+        introduction(who, job),
         tensor_rank=world.tensor_rank,
         pipeline_rank=world.pipeline_rank,
         data_rank=world.data_rank,

@@ -50,7 +50,7 @@ class Tokens:
 
 def open_tokens(data: Data) -> Tokens:
     """The tokens of the job's data. Raises JobError for what cannot be read or does not fit together."""
-    if data.path and Path(data.path + ".idx").is_file():
+    if data.path and _has(data.path, ".idx"):
         return _open_indexed(data)
     corpus = open_corpus(data.path)
     entry, built = _cached(_cache_directory(data), _key(corpus, data), lambda into: _build(corpus, data, into))
@@ -63,6 +63,13 @@ def open_tokens(data: Data) -> Tokens:
     return Tokens(values, vocabulary_size, meta["fingerprint"], text if built else "")
 
 
+def _has(path: str, suffix: str) -> bool:
+    try:
+        return Path(path + suffix).is_file()
+    except OSError as error:
+        raise JobError("data.path", path, f"cannot be read: {error}") from error
+
+
 def _open_indexed(data: Data) -> Tokens:
     from megatron.core.datasets.indexed_dataset import IndexedDataset
 
@@ -70,8 +77,13 @@ def _open_indexed(data: Data) -> Tokens:
         raise JobError(
             "data.tokenizer", "bpe", f"{data.path}.bin holds tokens already: name the tokenizer.json that made them"
         )
-    index = IndexedDataset(data.path).index
-    values = np.memmap(data.path + ".bin", dtype=index.dtype, mode="r")
+    if not _has(data.path, ".bin"):
+        raise JobError("data.path", data.path, "its .idx is there, but its .bin is not")
+    try:
+        index = IndexedDataset(data.path).index
+        values = np.memmap(data.path + ".bin", dtype=index.dtype, mode="r")
+    except (OSError, ValueError, AssertionError) as error:
+        raise JobError("data.path", data.path, f"its .idx and .bin cannot be read: {error}") from error
     if int(index.sequence_lengths.sum(dtype=np.int64)) != len(values):
         raise JobError("data.path", data.path, "its .idx does not describe its .bin: the lengths differ")
     vocabulary_size = BYTES_VOCABULARY if data.tokenizer == "bytes" else _load(data.tokenizer).get_vocab_size()
@@ -100,9 +112,9 @@ def _key(corpus: Corpus, data: Data) -> str:
 def _cached(directory: Path, key: str, build: Callable[[Path], None]) -> tuple[Path, bool]:
     """The cache entry of a key, and whether this call built it."""
     entry = directory / key
-    if entry.is_dir():
-        return entry, False
     try:
+        if entry.is_dir():
+            return entry, False
         directory.mkdir(parents=True, exist_ok=True)
         with _lock(directory / f"{key}.lock"):
             if entry.is_dir():

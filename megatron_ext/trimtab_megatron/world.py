@@ -72,12 +72,12 @@ class World:
         agreed: Order | None = self.from_rank_0(order) if kind.item() else None
         return agreed
 
-    def same_as_rank_0(self, what: str, value: str) -> None:
-        """Raise RankError on all ranks where some rank's value is not that of rank 0."""
+    def same_as_rank_0(self, what: str, value: str, error: type[RankError] = RankError) -> None:
+        """Raise `error` on all ranks where some rank's value is not that of rank 0."""
         values = self.gather((self.identity.node, value))
         apart = [f"rank {rank} (node {node})" for rank, (node, other) in enumerate(values) if other != values[0][1]]
         if apart:
-            raise RankError(f"{what} is not that of rank 0 (node {values[0][0]}) on {', '.join(apart)}")
+            raise error(f"{what} is not that of rank 0 (node {values[0][0]}) on {', '.join(apart)}")
 
     def from_rank_0(self, value: Any) -> Any:
         """Rank 0's value, on all ranks."""

@@ -57,7 +57,7 @@ def test_interrupted_and_damaged_checkpoints_are_named_and_the_one_before_is_tak
     for failed in refused.all(Failed):
         assert failed.error.startswith(f"no checkpoint in {directory} is sound, and none is started over")
         assert failed.error.count("metadata.json cannot be read") == 3
-        assert not failed.peer_lost
+        assert (failed.peer_lost, failed.bad_input) == (False, False)
 
 
 def test_a_save_that_cannot_be_written_is_told_and_training_goes_on(start_ranks, tiny_job, tmp_path):
@@ -110,6 +110,8 @@ def test_a_checkpoint_of_another_model_is_refused(train_ranks, start_ranks, tiny
     refused = start_ranks(tiny_job(train=train, model={"hidden_size": 32, "layers": 2}), 1).end()
     assert refused.exit_codes == [1]
     (failed,) = refused.all(Failed)
+    assert failed.bad_input
+    assert "Traceback" not in refused.stderr[0]
     assert "model.layers is 2 now and 4 there; model.hidden_size is 32 now and 64 there" in failed.error
 
 
@@ -130,5 +132,6 @@ def test_a_checkpoint_that_has_consumed_other_samples_is_refused_with_the_key(tr
     source = f"the checkpoint {tmp_path}/checkpoints/step-00000001 is of another order of samples"
     assert errors[0].startswith(f"{source}: train.seed is 99 now and 1234 there.")
     assert errors[1].startswith(f"{source}: model.sequence_length is 16 now and 32 there.")
-    assert errors[2].startswith(f"{source}: the fingerprint of the data (data.path, data.tokenizer, data.provider) is ")
+    changed = "data.path, data.tokenizer or data.provider give other samples now than there"
+    assert errors[2] == f"{source}: {changed}. Name another train.checkpoint_directory, or change the job back."
     assert not any(ended.losses for ended in (seed, length, text))

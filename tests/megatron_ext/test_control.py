@@ -64,7 +64,24 @@ def test_a_provider_that_is_not_there_ends_all_ranks_with_its_name(start_ranks, 
     failed = ended.all(Failed)
     assert all("data.provider" in message.error and "nowhere" in message.error for message in failed)
     assert not any(message.peer_lost for message in failed)
+    assert all(message.bad_input for message in failed)
+    assert not any("data.provider" in text or "Traceback" in text for text in ended.stderr), "the wrapper says it, once"
     assert ended.seconds < 2 * ENDS_SECONDS
+
+
+@pytest.mark.mcore
+def test_a_rank_that_no_wrapper_hears_says_itself_what_input_is_bad(start_ranks, tiny_job):
+    tables = tiny_job(data={"provider": "nowhere:samples"})
+    ended = start_ranks(tables, 1, environment={"TRIMTAB_CONTROL": f"127.0.0.1:{_closed_port()}"}).end()
+    assert ended.exit_codes == [1]
+    (said,) = [line for line in ended.stderr[0].splitlines() if "data.provider" in line]
+    assert said.startswith("trimtab: rank 0 (node ")
+    assert "Traceback" not in ended.stderr[0]
+
+
+def _closed_port():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 @pytest.mark.mcore
@@ -75,6 +92,8 @@ def test_a_corpus_that_one_rank_cannot_read_ends_all_ranks(start_ranks, tiny_job
     failed = {message.rank: message for message in ended.all(Failed)}
     assert "/nowhere/text" in failed[1].error
     assert [failed[rank].peer_lost for rank in (0, 1)] == [True, False]
+    assert [failed[rank].bad_input for rank in (0, 1)] == [False, True]
+    assert not any("Traceback" in text for text in ended.stderr)
     assert ended.seconds < 2 * ENDS_SECONDS
 
 
@@ -87,6 +106,7 @@ def test_ranks_that_hold_different_text_say_which(start_ranks, tiny_job, tmp_pat
     for message in ended.all(Failed):
         assert message.error.startswith("the data is not that of rank 0")
         assert "on rank 1 (node " in message.error
+        assert message.bad_input
 
 
 def test_an_error_that_was_raised_for_a_lost_peer_counts_as_one():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from trimtab.protocol import JobError, job_from_dict
 from trimtab_megatron.data import SampleOrder, TokenSamples, microbatch_indices, open_dataset
-from trimtab_megatron.identity import RankError
+from trimtab_megatron.identity import InputError
 from trimtab_megatron.tokens import Tokens
 
 
@@ -86,7 +86,7 @@ def test_tokens_outside_the_vocabulary_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "trimtab_megatron.data.open_tokens", lambda data: Tokens(np.array([1, 2, 300], np.uint16), 257, "", "")
     )
-    with pytest.raises(RankError, match="holds token 300, but the vocabulary has 257"):
+    with pytest.raises(InputError, match="holds token 300, but the vocabulary has 257"):
         open_dataset(job(tmp_path))
 
 
@@ -115,7 +115,7 @@ class Provided:
 def test_samples_of_a_provider_are_checked(tmp_path, monkeypatch, sample, message):
     monkeypatch.setattr("trimtab_megatron.data.load_provider", lambda key, name: lambda job: Provided(sample))
     dataset = open_dataset(job(tmp_path, provider="my:samples"))
-    with pytest.raises(RankError, match=message):
+    with pytest.raises(InputError, match=message):
         dataset.microbatch(range(2))
 
 

@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 
 from trimtab.protocol import Failed, Notice, StepReport
-from trimtab_megatron.identity import Identity, RankError
+from trimtab_megatron.identity import Identity, InputError
 from trimtab_megatron.inject import VARIABLE, Fault, Faults, parse
 from trimtab_megatron.stage_clock import FORWARD, StageClock
 
@@ -50,7 +50,7 @@ def test_a_list_of_faults_is_read():
     ],
 )
 def test_what_is_no_fault_is_refused_with_the_entry_and_the_choices(text, reason):
-    with pytest.raises(RankError) as refused:
+    with pytest.raises(InputError) as refused:
         parse(text)
     assert reason in str(refused.value)
     assert str(refused.value).startswith("TRIMTAB_INJECT: ")
@@ -181,4 +181,4 @@ def test_a_value_that_cannot_be_read_ends_all_ranks_before_anything_starts(start
     assert {message.error for message in ended.all(Failed)} == {
         "TRIMTAB_INJECT: 'slow:factor=0': factor=0 is not from 1 to 1000"
     }
-    assert not any(message.peer_lost for message in ended.all(Failed))
+    assert all(message.bad_input for message in ended.all(Failed))

@@ -9,7 +9,7 @@ import torch
 
 from trimtab.protocol import Hello, StepReport, job_from_dict, layout_of
 from trimtab_megatron.data import SampleOrder, open_dataset
-from trimtab_megatron.identity import RankError
+from trimtab_megatron.identity import InputError
 
 SAME = 1e-5
 SAME_NORM = 2e-4
@@ -178,7 +178,7 @@ def test_a_stage_in_the_middle_learns_lengths_alone(monkeypatch):
     ],
 )
 def test_samples_that_are_too_long_or_too_short_are_refused(monkeypatch, length, variable, message):
-    with pytest.raises(RankError, match=message):
+    with pytest.raises(InputError, match=message):
         dataset(monkeypatch, Counted(length, length, variable=variable)).microbatch(range(2))
 
 

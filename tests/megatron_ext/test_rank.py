@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from trimtab.protocol import JobError, job_from_dict
-from trimtab_megatron.__main__ import _in_one_line, _is_lost_peer
-from trimtab_megatron.identity import Identity, RankError, identity
+from trimtab_megatron.__main__ import _in_one_line, _is_bad_input, _is_lost_peer
+from trimtab_megatron.identity import Identity, InputError, RankError, identity, introduction
 from trimtab_megatron.model import padded_vocabulary, precision
 from trimtab_megatron.provider import load_provider
 from trimtab_megatron.stage_clock import StageClock
@@ -26,6 +26,16 @@ def test_a_rank_knows_itself_by_torchruns_names_or_else_slurms():
 def test_a_rank_without_a_place_is_refused(environment):
     with pytest.raises(RankError):
         identity(environment)
+
+
+def test_a_rank_that_holds_nothing_yet_says_where_it_will_be():
+    job = job_from_dict({"parallel": {"tensor": 2, "pipeline": 3}, "model": {"layers": 6}})
+    hello = introduction(Identity(9, 12, 1, "n2"), job)
+    assert (hello.rank, hello.node, hello.local_rank) == (9, "n2", 1)
+    assert (hello.tensor_rank, hello.data_rank, hello.pipeline_rank) == (1, 0, 2)
+    assert (hello.layers, hello.parameters) == ((), 0)
+    with pytest.raises(JobError, match="needs a multiple of 6 ranks"):
+        introduction(Identity(9, 10, 1, "n2"), job)
 
 
 @pytest.fixture
@@ -122,6 +132,22 @@ def test_precisions(name, on_cpu, on_gpu):
 )
 def test_a_lost_peer_is_told_from_an_own_error(error, lost):
     assert _is_lost_peer(error) is lost
+
+
+@pytest.mark.parametrize(
+    ("error", "cause", "bad"),
+    [
+        (JobError("data.path", "x", "holds no UTF-8 text"), None, True),
+        (JobError("data.path", "x", "cannot be read"), PermissionError(13, "Permission denied"), True),
+        (JobError("data.path", "x", "cannot be read"), OSError(5, "Input/output error"), False),
+        (InputError("the checkpoint is of another model"), None, True),
+        (RankError("no checkpoint is sound"), None, False),
+        (ValueError("the user's own"), None, False),
+    ],
+)
+def test_bad_input_is_told_from_what_may_pass(error, cause, bad):
+    error.__cause__ = cause
+    assert _is_bad_input(error) is bad
 
 
 def test_errors_are_one_line():

@@ -2,7 +2,8 @@
 
 import pytest
 
-from trimtab.protocol import Hello, StepReport
+from trimtab.protocol import Hello, StepReport, job_from_dict
+from trimtab_megatron.identity import Identity, introduction
 
 pytestmark = pytest.mark.mcore
 
@@ -76,6 +77,15 @@ def test_losses_do_not_depend_on_the_shape(name, shapes, one_rank):
     assert {report.rank for report in ended.all(StepReport) if report.loss is not None} == {
         min(hello.rank for hello in ended.all(Hello) if hello.pipeline_rank == SHAPES[name].get("pipeline", 1) - 1)
     }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_rank_knows_its_place_before_megatron_core_gives_it_one(name, shapes, tiny_job):
+    job = job_from_dict(tiny_job(parallel=SHAPES[name]))
+    for hello in shapes[name].all(Hello):
+        early = introduction(Identity(hello.rank, 4, hello.local_rank, hello.node), job)
+        for kind in ("tensor_rank", "pipeline_rank", "data_rank"):
+            assert getattr(early, kind) == getattr(hello, kind), (hello.rank, kind)
 
 
 def test_each_rank_says_what_it_holds(train_ranks, on_one_rank, tied):

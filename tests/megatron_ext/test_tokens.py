@@ -125,6 +125,7 @@ def test_the_default_corpus_is_the_standard_library_without_its_tests():
     ("changes", "message"),
     [
         ({"path": "/nowhere"}, "neither a text file, nor a directory, nor the prefix"),
+        ({"path": "/" + "n" * 300}, "cannot be read: .*File name too long"),
         ({"tokenizer": "/nowhere.json"}, 'data.tokenizer = "/nowhere.json": cannot be read'),
     ],
 )
@@ -163,6 +164,21 @@ def test_megatron_files_are_read_in_place(indexed):
 def test_megatron_files_need_the_tokenizer_that_made_them(indexed):
     with pytest.raises(JobError, match="holds tokens already"):
         open_tokens(data(indexed, tokenizer="bpe"))
+
+
+def test_a_megatron_index_without_its_tokens_is_refused(indexed):
+    (indexed.parent / "text.bin").unlink()
+    with pytest.raises(JobError, match=r"its \.idx is there, but its \.bin is not"):
+        open_tokens(data(indexed))
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Megatron-core's, of what it half opened
+def test_megatron_files_that_are_none_are_refused(indexed):
+    (indexed.parent / "text.idx").write_bytes(b"no index" * 8)
+    with pytest.raises(JobError, match=r"its \.idx and \.bin cannot be read: bad header"):
+        open_tokens(data(indexed))
 
 
 def test_megatron_files_that_do_not_belong_together_are_refused(indexed):

@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from trimtab.afterwards import AGAIN
 from trimtab.hanging import Suspicion
 from trimtab.outcome import ExitCode, Roll, Stop, Why
 from trimtab.protocol import Done, Failed, Hello, StepReport
@@ -64,6 +65,19 @@ def test_the_first_error_of_its_own_is_the_cause():
     outcome = roll.outcome(1, None)
     assert outcome.sentence == "rank 1 (node n1, stage 1, pid 101) failed: ValueError: bad sample"
     assert outcome.node == "", "all may have raised it: no node is to blame"
+
+
+def test_input_that_does_not_fit_is_no_failure_of_a_rank_whoever_else_ended_before():
+    roll = roll_of(3)
+    roll.lose(0)
+    roll.hear(1, Failed(1, 0, "Connection closed by peer", peer_lost=True))
+    roll.hear(2, Failed(2, 0, 'data.path = "x": cannot be read', peer_lost=False, bad_input=True))
+    for stop, hung in ((None, None), (Stop.by_signal(signal.SIGUSR1), None), (None, Suspicion((1,), "rank 1"))):
+        outcome = roll.outcome(1, stop, hung)
+        assert (outcome.exit_code, outcome.why) == (ExitCode.BAD_INPUT, Why.BAD_INPUT)
+        assert outcome.sentence == 'bad input, found by rank 2 on node n2: data.path = "x": cannot be read'
+        assert outcome.node == ""
+    assert Why.BAD_INPUT not in AGAIN
 
 
 def test_a_rank_that_comes_back_is_not_lost():

@@ -14,7 +14,8 @@ class ExitCode(IntEnum):
     TRAINED = 0
     """The last step was taken."""
     BAD_INPUT = 2
-    """The job file, the allocation or the machine does not fit; nothing was started."""
+    """The job file, its data or checkpoints, the allocation or the machine does not fit: found before anything was
+    started, or by the ranks. Another attempt would meet the same."""
     RANK_FAILED = 3
     """A rank failed or vanished while it ran."""
     NOT_STARTED = 4
@@ -38,6 +39,8 @@ class Why(StrEnum):
     """The wrapper stopped it to begin again in a better one."""
     ENDED = "ended from outside"
     """scancel, a preemption without grace, Ctrl-C: whoever did so decides what comes next."""
+    BAD_INPUT = "bad input"
+    """The ranks found that what they were given does not fit."""
     FAILED = "failed"
     HUNG = "hung"
     NOT_STARTED = "not started"
@@ -115,8 +118,9 @@ class Roll:
     def outcome(self, srun_exit_code: int, stop: Stop | None, hung: Suspicion | None = None) -> Outcome:
         """The end, once srun has returned. `hung`: the ranks were ended for it.
 
-        The culprit is the first rank that vanished without a word or raised an error of its own: those whose error is
-        a broken connection only lost their peers, and those that follow were ended by srun.
+        Where a rank found the input at fault it is that, whatever else went on. Else the culprit is the first rank that
+        vanished without a word or raised an error of its own: those whose error is a broken connection only lost their
+        peers, and those that follow were ended by srun.
         """
         if self.done and srun_exit_code == 0:  # a rank whose connection broke has come to its end all the same
             reached = max(self.last_step.values())
@@ -125,6 +129,11 @@ class Roll:
             why = f" {stop.reason}" if stop else ""
             sentence = f"stopped{why} at step {reached} of {self.steps}"
             return Outcome(ExitCode.STOPPED, sentence, stop.why if stop else Why.ENDED)
+        refusal = next((failure for failure in self.broken.values() if failure and failure.bad_input), None)
+        if refusal is not None:
+            finder = f"rank {refusal.rank} on node {self.ranks[refusal.rank].node}"
+            sentence = f"bad input, found by {finder}: {refusal.error}"
+            return Outcome(ExitCode.BAD_INPUT, sentence, Why.BAD_INPUT, cause=refusal.error)
         if hung is not None:
             return self._hung(hung)
         culprit = next((rank for rank, failure in self.broken.items() if not (failure and failure.peer_lost)), None)

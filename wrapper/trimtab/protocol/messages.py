@@ -143,6 +143,8 @@ class Failed:
     error: str
     peer_lost: bool
     """Whether the error is that a peer's connection broke: then the cause lies with another rank."""
+    bad_input: bool = False
+    """Whether the cause is what the run was given (the job file, its data, its checkpoints), and so will not pass."""
 
 
 @dataclass(frozen=True)
