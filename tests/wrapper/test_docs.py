@@ -33,6 +33,6 @@ def test_the_readmes_batch_script_asks_slurm_for_what_ours_does():
     ours = submit.render("multi-node", Path("job.toml"), job, submit.Request(8, 8, 1, "24:00:00"))
     asked = [option for line in script.splitlines() if line.startswith("#SBATCH") for option in line.split()[1:]]
     assert set(asked) <= {line.removeprefix("#SBATCH ") for line in ours.splitlines()}
-    assert {option.split("=")[0] for option in asked} >= {"--requeue", "--open-mode", "--signal"}
+    assert {option.split("=")[0] for option in asked} >= {"--exclusive", "--requeue", "--open-mode", "--signal"}
     assert script.splitlines()[-1] == "exec trimtab run job.toml"
     assert re.search(r"^exec .* run .*job.toml$", ours.splitlines()[-1])
