@@ -120,6 +120,8 @@ def test_a_batch_that_leaves_a_replica_without_a_microbatch_is_refused():
         "batch.global_batch_size = 16: its 8 microbatches are fewer than 1 for each of 9 replicas; "
         "take 18, or more by multiples of 2"
     )
+    with pytest.raises(JobError, match=r"16 microbatches are fewer than 1 for each of 17 replicas; take 17, or more$"):
+        job_from_dict({"batch": {"microbatch_size": 1}}).shape(17)
 
 
 def test_the_interleaved_schedule_wants_a_multiple_of_the_stages_for_each_replica():

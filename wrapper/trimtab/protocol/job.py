@@ -449,10 +449,12 @@ class Job:
             return even_shares(self.batch.global_batch_size // size, replicas, multiple)
         except ValueError as error:
             schedule = f", as the interleaved schedule of {multiple} stages needs" if multiple > 1 else ""
+            step = size * multiple
+            more = f"or more by multiples of {step}" if step > 1 else "or more"
             raise JobError(
                 "batch.global_batch_size",
                 self.batch.global_batch_size,
-                f"its {error}{schedule}; take {size * multiple * replicas}, or more by multiples of {size * multiple}",
+                f"its {error}{schedule}; take {step * replicas}, {more}",
             ) from error
 
 
