@@ -385,7 +385,11 @@ def test_a_plan_that_cannot_run_is_not_chosen():
 
 @pytest.mark.parametrize(
     ("seconds_left", "words"),
-    [(3600.0, "saves 360 s of 3,600 s"), (0.5, "saves 50.0 ms of 500 ms"), (5e-5, "saves 5.0 µs of 50.0 µs")],
+    [
+        (3600.0, "saves 360 s of the next 3,600 s"),
+        (0.5, "saves 50.0 ms of the next 500 ms"),
+        (5e-5, "saves 5.0 µs of the next 50.0 µs"),
+    ],
 )
 def test_what_is_saved_is_told_in_a_unit_that_can_be_read(seconds_left, words):
     decision = weigh(every(candidate(Kind.LAYERS, 0.1, 0.0)), situation(seconds_left=seconds_left), POLICY, Ledger())

@@ -153,7 +153,7 @@ def _weighed(candidate: Candidate, situation: Situation, policy: Balance, ledger
     brought_seconds = gain_ratio * horizon_seconds
     brought, cost, loss = (_in_words(seconds) for seconds in (brought_seconds, cost_seconds, loss_seconds))
     price = f"and costs {cost}" if cost_seconds else "at no cost"
-    verdict, reason = Verdict.WORTH, f"saves {brought} of {_in_words(horizon_seconds)}, {price}"
+    verdict, reason = Verdict.WORTH, f"saves {brought} of the next {_in_words(horizon_seconds)}, {price}"
     if candidate.obstacle:
         verdict, reason = Verdict.IMPOSSIBLE, candidate.obstacle
     elif impossible := _no_restart(candidate, situation):
