@@ -27,6 +27,7 @@ def test_a_heavy_head_has_a_cause_and_a_plan_to_copy(findings, profile):
     (imbalance, _), (cause, why), (plan, what) = findings(profile)
     assert (imbalance, cause, plan) == ("imbalance", "cause", "plan")
     assert why.startswith("Cause: intrinsic (confidence ")
+    assert "stage 1 takes 41.7% longer than the other one (forward +42%, backward +42%)" in why
     assert what.startswith("The cause is not sure (50%): ")
     assert "Move layers: layers 4|4 -> 5|3, which " in what
     assert what.endswith(', with --nodes 2 --gpus-per-node 2: [parallel] layout = "Ettttt|tttL"')

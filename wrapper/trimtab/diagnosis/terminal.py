@@ -8,6 +8,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.balance.diagnosing.findings import NONE, Diagnosis
 from trimtab.diagnosis.answer import Answer
 from trimtab.terminal import bullet, show_parts
 from trimtab.wording import listed, milliseconds, percent, plain
@@ -34,9 +35,8 @@ def _figures(answer: Answer) -> Table:
     table.add_column(style="dim")
     table.add_column(overflow="fold")
     second = f", then {found.secondary}" if found.secondary else ""
-    table.add_row(
-        "Cause", Text(found.cause, style="bold").append(f"{second} (confidence {found.confidence:.2f})", "not bold")
-    )
+    note = f"{second} (confidence {found.confidence:.0%}){_of_what(found)}"
+    table.add_row("Cause", Text(found.cause, style="bold").append(note, "not bold"))
     if found.places:
         table.add_row("Where", Text(_where(answer)))
     ideal = f"{found.slowdown_ratio:.2f} times the ideal {milliseconds(found.ideal_seconds)} ms (both simulated)"
@@ -45,6 +45,14 @@ def _figures(answer: Answer) -> Table:
     if shown := [f"{name} {percent(share)}" for name, share in shares if share >= LEAST_SHARE]:
         table.add_row("Slowdown", f"by {', '.join(shown)}")
     return table
+
+
+def _of_what(found: Diagnosis) -> str:
+    """How much the cause is one of: stages that are nearly level have one too."""
+    if found.cause == NONE:
+        return ""
+    slowdown_ratio = found.slowdown_ratio - 1
+    return f" of a slowdown by {percent(slowdown_ratio)}" if slowdown_ratio >= LEAST_SHARE else ", which slows no step"
 
 
 def _where(answer: Answer) -> str:

@@ -115,8 +115,9 @@ def _of_stages(found: Diagnosis, replicas: int, by_kind: Floats) -> Iterator[Evi
     for stage in slow_stages(found.stage_ratios):
         yield Evidence(
             "stage",
-            f"stage {stage} takes {found.stage_ratios[stage] / median_low(found.stage_ratios):.2f} times as long as "
-            f"the typical one (forward {forward[stage]:.2f}, backward {backward[stage]:.2f}){alike}",
+            f"stage {stage} takes {found.stage_ratios[stage] / median_low(found.stage_ratios) - 1:.1%} longer than "
+            f"the {'other' if len(found.stage_ratios) == 2 else 'typical'} one (forward {forward[stage] - 1:+.0%}, "
+            f"backward {backward[stage] - 1:+.0%}){alike}",
         )
 
 
@@ -178,9 +179,8 @@ def _of_data(found: Diagnosis, correlation: float) -> Iterator[Evidence]:
 def _of_the_rest(found: Diagnosis) -> Iterator[Evidence]:
     slowdown = found.slowdown_ratio - 1
     if found.cause == NONE:
-        yield Evidence(
-            "level", f"no cause costs enough to be named; in all, steps take {slowdown:.1%} longer than level ones"
-        )
+        takes = f"{slowdown:.1%} longer than level ones" if slowdown > 0 else "no longer than level ones"
+        yield Evidence("level", f"no cause costs enough to be named; in all, steps take {takes}")
     elif found.shares[UNKNOWN] >= 0.01:
         yield Evidence(
             "unexplained",
