@@ -104,7 +104,7 @@ def test_the_imbalance_by_step_is_that_of_the_progress_line(seconds):
 def test_the_slowest_stage_is_named_with_what_it_holds(profile):
     (found,) = summarize(profile).findings
     assert found.kind == "imbalance"
-    assert found.text == "Stage 1 takes 17.2% longer than the median stage; it holds layers 4-7 and the LM head."
+    assert found.text == "Stage 1 takes 17.2% longer than the mean of both; it holds layers 4-7 and the LM head."
 
 
 def test_a_level_pipeline_has_nothing_to_change(profiles):

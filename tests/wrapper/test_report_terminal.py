@@ -9,6 +9,7 @@ from rich.console import Console
 from trimtab.protocol import Stack
 from trimtab.report import terminal
 from trimtab.report.chain import linked, run_of
+from trimtab.report.figures import key_figures
 from trimtab.report.orders import became, changes, stood_still, why
 from trimtab.report.summarize import summarize
 from trimtab.report.summary import Attempt
@@ -213,8 +214,16 @@ def test_settings_are_compared_and_the_headline_says_which_steps_it_is_of(profil
     assert re.search(r"1 +1-20 +1,500 ms +17\.2% +2\.2 s +4\|4 +8 +0\|0\n", text)
     assert re.search(r"2 +21-30 +1,200 ms +3\.4% +0\.2 s +5\|3 +8 +0\|1\n", text)
     assert "median of steps 21-30" in text
-    assert "0.00111 device-hours, 1.6% of steps 21-30; estimated" not in text  # not the sum over both
+    assert "0.9 device-seconds, 1.8% of steps 21-30; estimated" in text  # not the sum over both
     assert re.search(r"Imbalance +3\.4%  stage 0 is the slowest; the trigger is 10%; of steps 21-30", text)
+
+
+def test_a_cost_is_told_in_device_hours_from_a_device_minute_on(profile):
+    training = summarize(profile).training
+    for hours, told in ((0.25, "0.25 device-hours, "), (4.29e-05, "0.2 device-seconds, ")):
+        cost = dataclasses.replace(training.cost, imbalance_device_hours=hours)
+        notes = {figure.name: figure.note for figure in key_figures(dataclasses.replace(training, cost=cost))}
+        assert notes["Cost of imbalance"].startswith(told)
 
 
 def test_where_ranks_hung_is_told_by_its_last_frame(profile):

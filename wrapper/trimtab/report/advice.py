@@ -74,8 +74,13 @@ def _slowest(training: Training, imbalance: Imbalance) -> str:
     holds += ["the embedding"] if stage.embedding else []
     holds += ["the LM head"] if stage.head else []
     replica = f" of replica {stage.replica}" if training.data > 1 else ""
-    text = f"Stage {stage.stage}{replica} takes {percent(imbalance.ratio)} longer than the median stage"
+    text = f"Stage {stage.stage}{replica} takes {percent(imbalance.ratio)} longer than {_median(training)}"
     return f"{text}; it holds {_and(holds)}." if holds else f"{text}."
+
+
+def _median(training: Training) -> str:
+    """What stages are held against: of two, the median is their mean."""
+    return "the mean of both" if len(training.stages) == 2 else "the median stage"
 
 
 def _and(names: list[str]) -> str:
@@ -93,6 +98,6 @@ def _nothing(training: Training | None) -> str:
     if imbalance is None or measured < FEWEST_STEPS:
         return f"Nothing can be said of the stages: {plural(measured, 'step')} measured, {FEWEST_STEPS} are needed."
     return (
-        f"Nothing to balance: the slowest stage takes {percent(imbalance.ratio)} longer than the median one, below the "
-        f"trigger of {percent(imbalance.trigger_ratio)}."
+        f"Nothing to balance: the slowest stage takes {percent(imbalance.ratio)} longer than {_median(training)}, "
+        f"below the trigger of {percent(imbalance.trigger_ratio)}."
     )

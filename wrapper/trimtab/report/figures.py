@@ -11,6 +11,9 @@ from trimtab.wording import count, duration, milliseconds, percent, plural, real
 
 Item = TypeVar("Item")
 
+OTHER = "Other is what the model leaves: communication, optimizer, data, and on shared processors the other processes."
+"""Of the parts of a step's time."""
+
 
 @dataclass(frozen=True)
 class Share:
@@ -46,7 +49,7 @@ def key_figures(training: Training) -> Iterator[Figure]:
         yield Figure("Imbalance", percent(imbalance.ratio), "", note)
     if cost := training.cost:
         of = step_range(current) if changed else "the steps"
-        note = f"{cost.imbalance_device_hours:,.3g} device-hours, {percent(cost.imbalance_ratio)} of {of}; estimated"
+        note = f"{_device_time(cost.imbalance_device_hours)}, {percent(cost.imbalance_ratio)} of {of}; estimated"
         yield Figure("Cost of imbalance", duration(cost.imbalance_seconds), "", note)
     if training.tokens_per_second is not None:
         note = f"median{since}; {count(training.tokens)} tokens in all"
@@ -58,6 +61,11 @@ def key_figures(training: Training) -> Iterator[Figure]:
         yield Figure("Loss", real(training.last_loss), "", f"last step{at}; {real(training.first_loss)} {first}")
     began = f"; this attempt began at step {training.first_step}" if resumed else ""
     yield Figure("Steps", f"{training.measured_steps:,}", "", f"of {training.planned_steps:,}{began}")
+
+
+def _device_time(hours: float) -> str:
+    """0.25 -> "0.25 device-hours"; of less than a minute, in device-seconds."""
+    return f"{hours * 3600:.1f} device-seconds" if hours * 60 < 1 else f"{hours:,.3g} device-hours"
 
 
 def shape(training: Training) -> str:

@@ -17,6 +17,7 @@ from trimtab.report.attempts import (
     steps_of,
 )
 from trimtab.report.figures import (
+    OTHER,
     chosen,
     device_name,
     gravest_first,
@@ -75,6 +76,7 @@ def render(profile: Profile, summary: Summary) -> str:
         training=summary.training,
         figures=tuple(key_figures(summary.training)) if summary.training else (),
         shares=step_shares(summary.training) if summary.training else (),
+        other=OTHER,
         shape=shape,
         place=place_in_chain(summary),
         earlier_orders=earlier_orders(summary),

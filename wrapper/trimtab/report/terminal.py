@@ -17,6 +17,7 @@ from trimtab.report.attempts import (
     steps_of,
 )
 from trimtab.report.figures import (
+    OTHER,
     Share,
     chosen,
     device_name,
@@ -79,7 +80,7 @@ def _parts(summary: Summary) -> Iterator[RenderableType]:
     if training and training.stages:
         yield from _section(_stages_title(training), [_stages(training)])
     if training and training.shares:
-        yield from _section("Where the time of a step went", [_shares(step_shares(training))])
+        yield from _section("Where the time of a step went", [_shares(step_shares(training)), Text(OTHER, style="dim")])
     if summary.devices:
         yield from _section(_devices_title(summary.devices), [_devices(summary.devices, bool(summary.ranks))])
     if summary.events:
