@@ -73,6 +73,18 @@ def test_what_a_run_was_reshaped_to_is_told_as_lines_of_the_job_file(findings, p
     assert [kind for kind, _ in findings(longer)] == ["none"]
 
 
+def test_equal_shares_are_written_out_in_the_place_of_other_ones(findings, profile, profiles):
+    trimmed = profiles.trimmed(profile, step=11)
+    job = json.loads(trimmed.training.attributes["job"])
+    job["parallel"]["layout"] = "Ettttt|tttL"
+    settings = trimmed.training.settings | {
+        "layout": np.array(["Ettttt|tttL", "Etttt|ttttL"]),
+        "recomputed_layers": np.array(["0|0", "0|0"]),
+    }
+    changed = profiles.change(trimmed, attributes={"job": json.dumps(job)}, training={"settings": settings})
+    assert findings(changed)[-1][1].endswith('in the job file: [parallel] layout = "Etttt|ttttL"')
+
+
 def test_shares_that_must_be_unequal_come_with_batch_sizes_that_would_be_equal(findings, profiles):
     found = profiles.make(data=3, head_seconds=0.0)
     job = json.loads(found.training.attributes["job"])

@@ -113,11 +113,13 @@ def begun_with(job: Job, layout: Layout, recomputed_layers: tuple[int, ...]) -> 
 
 
 def _parallel(own: Parallel, layout: Layout, recomputed_layers: tuple[int, ...]) -> Parallel:
+    """Equal shares need no text, but in the place of another one."""
+    equal = len(set(layout.layers)) == 1
     return replace(
         own,
         pipeline=layout.stages,
         virtual=layout.virtual,
-        layout=_layout_text(layout),
+        layout="" if equal and not own.layout else str(layout),
         recomputed_layers=_any(recomputed_layers),
     )
 
@@ -125,11 +127,6 @@ def _parallel(own: Parallel, layout: Layout, recomputed_layers: tuple[int, ...])
 def _any(recomputed_layers: tuple[int, ...]) -> tuple[int, ...]:
     """As a job file has it: none at all need no counts."""
     return recomputed_layers if any(recomputed_layers) else ()
-
-
-def _layout_text(layout: Layout) -> str:
-    """As a job file has it: equal shares need no text."""
-    return "" if len(set(layout.layers)) == 1 else str(layout)
 
 
 def job_lines(before: Job, after: Job) -> tuple[str, ...]:
