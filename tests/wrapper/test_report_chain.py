@@ -184,7 +184,7 @@ def test_a_later_attempt_points_to_the_orders_of_earlier_ones(root):
     assert earlier_orders(first) == ""
     for later in (second, third):
         assert earlier_orders(later) == (
-            "Before this, attempt 1 carried out 1 order: trimtab report --attempt 1 shows what and why."
+            "Before this, attempt 1 carried out 1 order: trimtab report ... --attempt 1 shows what and why."
         )
     found = io.StringIO()
     show(third, found)

@@ -27,7 +27,7 @@ def _of_the_end(summary: Summary) -> Iterator[Finding]:
                 "mend what it names, and submit again.",
             )
         case "failed", ExitCode.BAD_INPUT:
-            yield Finding("failure", "Nothing was started. Mend what the job's output names, and submit again.")
+            yield Finding("failure", f"Mend this, and submit again: {summary.outcome.sentence.rstrip('.')}.")
         case "failed", ExitCode.NOT_STARTED:
             yield Finding("failure", "srun could not start the ranks. Its reason is in the job's output.")
         case "failed", _:

@@ -54,7 +54,7 @@ def earlier_orders(summary: Summary) -> str:
     numbers = [str(attempt.number) for attempt in earlier]
     orders = plural(sum(attempt.orders for attempt in earlier), "order")
     names = f"attempt{'s' if len(earlier) > 1 else ''} {listed(numbers)}"
-    return f"Before this, {names} carried out {orders}: trimtab report --attempt {numbers[-1]} shows what and why."
+    return f"Before this, {names} carried out {orders}: trimtab report ... --attempt {numbers[-1]} shows what and why."
 
 
 def stood_still(order: Order) -> str:
