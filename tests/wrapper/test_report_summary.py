@@ -171,6 +171,13 @@ def test_a_failure_comes_first(profiles):
     assert outcome in texts(summary)[0]
 
 
+def test_input_that_ranks_find_at_fault_is_what_to_mend(profiles):
+    outcome = 'bad input, found by rank 2 on node n3: data.path = "x": holds no UTF-8 text'
+    assert texts(summarize(profiles.make(steps=0, exit_code=2, outcome=outcome))) == [
+        f"Mend this, and submit again: {outcome}."
+    ]
+
+
 @pytest.mark.parametrize(
     ("told", "state", "exit_code", "kind"),
     [

@@ -98,7 +98,8 @@ def run(job_file: Path, ranks_per_node: int | None) -> None:
     \b
     Exit codes:
       0   trained to the last step
-      2   the job file, the allocation or the machine does not fit; nothing was started
+      2   the job file, its data or checkpoints, the allocation or the machine does not fit: another attempt would meet
+          the same
       3   a rank failed or vanished; the message names it
       4   srun could not start the ranks
       5   the ranks took no step for too long, and were ended; the message says which
