@@ -108,6 +108,18 @@ def test_a_failure_is_an_event_that_names_the_rank(tmp_path):
     assert training.events[-1].text == "rank 1: ValueError: bad"
 
 
+def test_input_that_all_ranks_find_at_fault_is_one_event(tmp_path):
+    recorder = Recorder(tmp_path, identity())
+    for rank in (1, 0):
+        recorder.message(Failed(rank, 0, 'data.path = "x": is not there', peer_lost=False, bad_input=True))
+    recorder.message(Failed(2, 0, "Connection closed by peer", peer_lost=True))
+    events = profile.read(recorder.finish(2, "bad input")).training.events
+    assert [event.text for event in events] == [
+        'rank 1: data.path = "x": is not there',
+        "rank 2: Connection closed by peer",
+    ]
+
+
 def test_probes_are_a_table_of_their_own(tmp_path):
     recorder = Recorder(tmp_path, identity())
     for rank, seconds in ((1, 0.25), (0, 0.5)):

@@ -130,6 +130,8 @@ class Account:
         self._settings: dict[int, Setting] = {}
         self._orders: dict[int, OrderRecord] = {}
         self._events: list[Event] = []
+        self._refusals: set[str] = set()
+        """What ranks found at fault in their input: told once for all of them."""
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Count one line in: `time_seconds`, `kind` and `body`, as the recorder writes them."""
@@ -158,8 +160,7 @@ class Account:
                 notice = Notice(**body)
                 self._tell(notice.kind, notice.text)
             case "Failed":
-                failed = Failed(**body)
-                self._tell("failed", f"rank {failed.rank}: {failed.error}")
+                self._take_failed(Failed(**body))
             case "event":
                 self._tell(body["kind"], body["text"])
             case "setting":
@@ -173,6 +174,12 @@ class Account:
 
     def _tell(self, kind: str, text: str) -> None:
         self._events.append(Event(self._end_seconds, kind, text))
+
+    def _take_failed(self, failed: Failed) -> None:
+        if failed.error not in self._refusals:
+            self._tell("failed", f"rank {failed.rank}: {failed.error}")
+        if failed.bad_input:
+            self._refusals.add(failed.error)
 
     def _take_report(self, report: StepReport) -> None:
         if report.step in self._closed or report.rank not in self._ranks:
