@@ -12,7 +12,7 @@ pytestmark = pytest.mark.mcore
 
 DEMO = {
     "model": {"layers": 8, "hidden_size": 256, "attention_heads": 8, "sequence_length": 128},
-    "batch": {"microbatch_size": 2, "global_batch_size": 8},
+    "batch": {"microbatch_size": 2, "global_batch_size": 16},
     "train": {"steps": 15, "warmup_steps": 5, "learning_rate": 1e-3, "checkpoint_directory": ""},
 }
 WARM_UP_STEPS = 3

@@ -10,6 +10,8 @@ pytestmark = pytest.mark.mcore
 
 SAME = 1e-5
 """fp32 sums in another order."""
+SAME_NORM = 2e-4
+"""The gradient norm is summed in an order that follows the ranks: 9e-5 were seen on Megatron-core 0.19."""
 STEPS, LEG = 8, 4
 SHARES = {3: [2, 3, 3], 4: [2, 2, 2, 2]}
 OPTIMIZERS = {"plain": False, "distributed": True}
@@ -42,7 +44,7 @@ def test_three_replicas_share_eight_samples_from_the_first_step_on(runs):
     begun, twin = runs["begun on 3"], runs["twin"]
     assert list(begun.losses) == list(range(1, STEPS + 1))
     assert begun.losses == pytest.approx(twin.losses, rel=SAME)
-    assert begun.gradient_norms == pytest.approx(twin.gradient_norms, rel=SAME)
+    assert begun.gradient_norms == pytest.approx(twin.gradient_norms, rel=SAME_NORM)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -50,7 +52,7 @@ def test_three_replicas_go_on_where_four_have_stopped(name, runs):
     before, after, twin = runs[f"{name} on 4"], runs[f"{name} on 3"], runs["twin"]
     assert (list(before.losses), list(after.losses)) == ([1, 2, 3, 4], [5, 6, 7, 8])
     assert before.losses | after.losses == pytest.approx(twin.losses, rel=SAME)
-    assert before.gradient_norms | after.gradient_norms == pytest.approx(twin.gradient_norms, rel=SAME)
+    assert before.gradient_norms | after.gradient_norms == pytest.approx(twin.gradient_norms, rel=SAME_NORM)
 
 
 def test_each_step_takes_the_whole_batch_once(runs):
