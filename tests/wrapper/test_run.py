@@ -13,6 +13,7 @@ from trimtab.balance.deciding.ledger import Given
 from trimtab.balance.deciding.situation import Fault, Kind
 from trimtab.launch import Allocation, LaunchError
 from trimtab.outcome import ExitCode, Outcome, Why
+from trimtab.prepared import prepare
 from trimtab.protocol import Job, JobError, Model, Parallel, Train, job_to_json
 from trimtab.ranks import End, Taken
 from trimtab.requeue import act, store
@@ -72,12 +73,12 @@ def within(monkeypatch, tmp_path):
 
     def begin(job_id=7, restart_count=0, known=slurm):
         allocated = Allocation("test", job_id, restart_count, NODES, 1, 4, str(tmp_path), "ada")
-        monkeypatch.setattr(run.launch, "allocation", lambda *_: allocated)
-        monkeypatch.setattr(run, "client", lambda: known)
-        return run.prepare(replace(JOB, train=Train(checkpoint_directory=str(tmp_path / "saves"))), 1)
+        monkeypatch.setattr("trimtab.launch.allocation", lambda *_: allocated)
+        monkeypatch.setattr("trimtab.prepared.client", lambda: known)
+        return prepare(replace(JOB, train=Train(checkpoint_directory=str(tmp_path / "saves"))), 1)
 
     monkeypatch.setattr(act.time, "sleep", lambda _seconds: None)
-    monkeypatch.setattr(run.importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     begin.directory = tmp_path / "saves"
     return begin
 
@@ -89,7 +90,7 @@ def attempt(**fields):
 
 def test_a_job_of_another_size_is_refused_and_a_requeued_one_takes_the_nearest_shape(within, monkeypatch):
     three = JOB.parallel.pipeline + 1
-    monkeypatch.setattr(run.launch.Allocation, "world_size", three, raising=False)
+    monkeypatch.setattr(Allocation, "world_size", three, raising=False)
     with pytest.raises(JobError, match="needs a multiple of 2 ranks, but the allocation gives 3"):
         within()
     assert within(restart_count=1).begin.job.shape(three).world_size == three
