@@ -44,6 +44,8 @@ enabled = false
 """
 WARM_UP_STEPS, WINDOWS_STEPS = 5, 3 * 8
 """Before the first window, and of the windows that it takes for an imbalance to count."""
+STEPS = WARM_UP_STEPS + 3 * WINDOWS_STEPS
+"""On a busy machine, one window or another is too noisy to count."""
 
 
 class Submitted:
@@ -141,18 +143,18 @@ def assert_idle(sandbox):
 
 
 def test_a_job_trains_and_its_report_holds_every_ranks_device(sandbox, submit):
-    job = submit(steps=48)
+    job = submit(steps=STEPS)
     assert job.end() == 0, job.text
     report = job.report()
-    assert "trained to step 48" in json.dumps(report)
+    assert f"trained to step {STEPS}" in json.dumps(report)
     (path,) = (sandbox.directory / "profiles/sandbox" / job.job_id).glob("*.h5")
     recorded = profile.read(path)
     assert recorded.missing_nodes == ()
     steps = recorded.training.steps
-    assert steps["step"].tolist() == list(range(1, 49))
+    assert steps["step"].tolist() == list(range(1, STEPS + 1))
     assert steps["loss"][0] > 5  # 256 bytes and one end of text: log(257) = 5.5 before anything is learned
     assert steps["loss"][-5:].mean() < steps["loss"][0] - 1
-    assert steps["tokens"].tolist() == [8 * 64] * 48
+    assert steps["tokens"].tolist() == [8 * 64] * STEPS
     devices = {device.uuid: device for node in recorded.nodes for device in node.devices}
     assert set(recorded.training.ranks["device"]) <= devices.keys()
     for uuid in recorded.training.ranks["device"]:
@@ -173,7 +175,7 @@ def assert_uneven_stages_are_noticed(job, training):
     assert re.match(r"since step \d+ stage 0 takes \d\d\.\d% longer", event.text), event.text
     assert f"trimtab: {event.text}" in job.text
     warm, apart = sorted(set(training.probes["step"].tolist()))
-    assert WARM_UP_STEPS <= warm < WARM_UP_STEPS + WINDOWS_STEPS <= apart < 48
+    assert WARM_UP_STEPS <= warm < WARM_UP_STEPS + WINDOWS_STEPS <= apart < STEPS
     assert sorted(training.probes["rank"].tolist()) == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (training.probes["seconds"] > 0).all()
 

