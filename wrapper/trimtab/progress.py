@@ -29,7 +29,8 @@ class Progress:
         line = (
             f"step {step.step:{width}}/{self._steps}  loss {loss}  {step.tokens / step.duration_seconds:8,.0f} tokens/s"
         )
-        seconds = np.array([past.relative_seconds(setting.loads) for past in self._window])
+        loads = setting.loads
+        seconds = np.array([past.relative_seconds(loads) for past in self._window])
         apart = imbalance(seconds, [past.step for past in self._window], step.places)
         if apart is None:
             return line

@@ -45,8 +45,7 @@ class Observed:
         numbers = self.settings.numbers(self.matrix.steps)
         steps, places = self.matrix.steps.tolist(), self.matrix.places
         loads = np.array([each.loads for each in (self.first_setting, *self.settings.settings)])  # [N, R]
-        seconds = self.matrix.compute_seconds / loads[numbers][:, [replica for replica, _ in places]]
-        return detect(seconds, steps, places, self.job.balance, numbers.tolist())
+        return detect(self.matrix.relative_seconds(loads[numbers]), steps, places, self.job.balance, numbers.tolist())
 
     @cached_property
     def time_seconds(self) -> Floats:

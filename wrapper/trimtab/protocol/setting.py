@@ -43,8 +43,8 @@ class Setting:
 
         1 where they were shifted: that was done for all to take equally long.
         """
-        counts, replicas = self.microbatches, len(self.microbatches)
-        return tuple(count * replicas / sum(counts) if self.even else 1.0 for count in counts)
+        counts, replicas, total = self.microbatches, len(self.microbatches), sum(self.microbatches)
+        return tuple(count * replicas / total for count in counts) if self.even else (1.0,) * replicas
 
     def obstacle(self, job: Job, shape: Shape) -> str:
         """Why ranks of this job and shape cannot run it; empty: they can."""
