@@ -202,7 +202,7 @@ def _surroundings(prepared: Prepared, chain: Chain, first: Taken | None) -> Surr
     partition = _partition(prepared.slurm, state)
     saved = bool(prepared.job_file.train.checkpoint_directory)
     no_restart = why_not(chain, allocated.job_id, policy, saved=saved)
-    no_requeue = "" if state is None or state.requeueable else "Slurm has the job as one that is not to be requeued"
+    no_requeue = act.unsuitable(state) if state else ""
     ends_seconds = state.end_seconds if state else None
     now_seconds = time.time()
     left_out = sum(not expired(exclusion, policy, now_seconds) for exclusion in chain.exclusions)
